@@ -1,0 +1,139 @@
+"""The three losses of the paper, each a pure function of features and a `Mixture`. Needs torch and nothing else.
+
+Each compares an *anchor*, the features of a mixture, with *targets*, the features of unmixed views, and weighs the
+two parents of a mixture by `lam` and `1 - lam`. Under `Identity` (lam = 1, partner = self) each is the published loss.
+Features come in normalised or not; half precision and autocast are taken to float32 first, float64 stays float64.
+Nothing is detached here: stop-gradient is the method's business.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixview.mixing import Mixture, check_mixture
+
+
+def nt_xent(
+    mixed_z: Tensor, plain_z: Tensor, mixture: Mixture, temperature: float, *, rows: slice | None = None
+) -> Tensor:
+    """NT-Xent, one direction of Eq. 1 and 2: mixtures `z'_ij` against the unmixed views `z''_k`. Mean over the anchors.
+
+    The denominator, the same for both parents, holds all N targets and the mixtures that share no parent with the
+    anchor. At lam in {0, 1} those are the 2N - 1 terms of SimCLR.
+
+    Args:
+        mixed_z: [N, D] projections of the mixtures, the anchors.
+        plain_z: [N, D] projections of the unmixed other view, the targets.
+        mixture: of these N images.
+        temperature: tau.
+        rows: the anchors to average over, all by default; with features gathered from many processes, one's own.
+    """
+    check_temperature(temperature)
+    check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
+    with torch.autocast(mixed_z.device.type, enabled=False):
+        mixed, plain = unit(mixed_z), unit(plain_z)
+        rows = slice(None) if rows is None else rows
+        own = torch.arange(len(mixed), device=mixed.device)[rows]
+        partner, lam = mixture.partner[rows], mixture.lam[rows].to(mixed.dtype)
+
+        to_targets = mixed[rows] @ plain.T / temperature  # [n, N]
+        to_mixtures = mixed[rows] @ mixed.T / temperature
+        to_mixtures = to_mixtures.masked_fill(share_a_parent(mixture, rows), -math.inf)
+        denominator = torch.logsumexp(torch.cat([to_targets, to_mixtures], dim=1), dim=1)
+        first = to_targets.gather(1, own.unsqueeze(1)).squeeze(1)
+        second = to_targets.gather(1, partner.unsqueeze(1)).squeeze(1)
+        return (denominator - lam * first - (1 - lam) * second).mean()
+
+
+def info_nce(
+    query: Tensor,
+    keys: Tensor,
+    queue: Tensor,
+    mixture: Mixture,
+    temperature: float,
+    *,
+    other_parent: bool = False,
+) -> Tensor:
+    """InfoNCE against a queue, Eq. 3: each parent's key in turn is the positive, the queue the negatives. Batch mean.
+
+    Args:
+        query: [N, D] queries of the mixtures.
+        keys: [N, D] keys of the unmixed views.
+        queue: [K, D] keys of earlier batches.
+        mixture: of these N images.
+        temperature: tau.
+        other_parent: count the other parent's key, too, among the negatives of each term.
+    """
+    check_temperature(temperature)
+    check_pair(query, keys, mixture, "query", "keys")
+    if queue.ndim != 2 or queue.shape[1] != query.shape[1] or len(queue) == 0:
+        raise ValueError(f"queue must be [K, {query.shape[1]}] like the queries, got {list(queue.shape)}")
+    with torch.autocast(query.device.type, enabled=False):
+        q, k, negatives = unit(query), unit(keys), unit(queue)
+        lam, partner = mixture.lam.to(q.dtype), mixture.partner
+        first = (q * k).sum(1) / temperature
+        second = (q * k[partner]).sum(1) / temperature
+        # Both terms share the queue's part of the denominator: one product with the queue, not two.
+        rest = torch.logsumexp(q @ negatives.T.to(q.dtype) / temperature, dim=1)
+        both = torch.logaddexp(torch.logaddexp(first, second), rest)
+        own = torch.arange(len(q), device=q.device)
+        competes = (lam > 0) & (lam < 1) & (partner != own) & other_parent  # a parent of no weight is no negative
+        first_loss = torch.where(competes, both, torch.logaddexp(first, rest)) - first
+        second_loss = torch.where(competes, both, torch.logaddexp(second, rest)) - second
+        return (lam * first_loss + (1 - lam) * second_loss).mean()
+
+
+def regression(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpolated: bool = False) -> Tensor:
+    """BYOL's regression, one direction of Eq. 4: `2 - 2 [lam cos(q, z_i) + (1 - lam) cos(q, z_j)]`. Batch mean.
+
+    Args:
+        prediction: [N, D] predictions from the mixtures.
+        target: [N, D] projections of the unmixed other view (detached, in BYOL and SimSiam).
+        mixture: of these N images.
+        interpolated: compare with one target instead, the unit vector along `lam z_i + (1 - lam) z_j` (z normalised).
+    """
+    check_pair(prediction, target, mixture, "prediction", "target")
+    with torch.autocast(prediction.device.type, enabled=False):
+        q, z = unit(prediction), unit(target)
+        lam = mixture.lam.to(q.dtype).unsqueeze(1)
+        parents = lam * z + (1 - lam) * z[mixture.partner]
+        if interpolated:
+            parents = unit(parents)
+        return 2 - 2 * (q * parents).sum(1).mean()
+
+
+def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
+    """Whether mixtures i (of `rows`) and k have a parent of non-zero weight in common; i itself included. [n, N]"""
+    own = torch.arange(len(mixture.partner), device=mixture.partner.device)
+    # Where one parent has no weight, the other stands in both places.
+    first = torch.where(mixture.lam > 0, own, mixture.partner)
+    second = torch.where(mixture.lam < 1, mixture.partner, own)
+    parents = torch.stack([first, second], dim=1)
+    return (parents[rows, None, :, None] == parents[None, :, None, :]).flatten(2).any(2)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Features of length one, in float32 at least."""
+    return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature that is not a positive number."""
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature must be a positive number, got {temperature}: usual values are 0.07 to 0.5")
+
+
+def check_pair(anchor: Tensor, target: Tensor, mixture: Mixture, anchor_name: str, target_name: str) -> None:
+    """Refuse anchors and targets that do not fit each other or the mixture."""
+    if anchor.ndim != 2 or anchor.shape != target.shape or len(anchor) == 0:
+        raise ValueError(
+            f"{anchor_name} and {target_name} must both be [N, D], got {list(anchor.shape)} and {list(target.shape)}"
+        )
+    if not (anchor.device == target.device == mixture.lam.device):
+        raise ValueError(
+            f"{anchor_name} is on {anchor.device}, {target_name} on {target.device} and the mixture on "
+            f"{mixture.lam.device}: draw the mixture from images on the features' device"
+        )
+    check_mixture(mixture.partner, mixture.lam, len(anchor))

@@ -1,0 +1,111 @@
+"""What a method is, and how one step of it goes backward.
+
+terms = objective.draw(views[0], generator)                  # one mixture a term
+loss, targets = backward(method, views, terms)               # a term at a time: WBSIM at BSIM's memory
+optimizer.step()
+method.advance(targets, progress=step / steps)               # EMA and queue change here and nowhere else
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from mixview.nn import Projected
+from mixview.objective import Term
+
+Views = tuple[Tensor, Tensor]
+Targets = Tensor | Views | None
+
+
+class Method(nn.Module, ABC):
+    """A self-supervised method around an encoder: `online` is trained, `online.encoder` is what one keeps."""
+
+    separable: ClassVar[bool] = True
+    """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
+
+    online: Projected
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The encoder that is being trained, without its head."""
+        return self.online.encoder
+
+    @abstractmethod
+    def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        """The weighted sum of the terms' losses, and the targets that they were compared with.
+
+        Args:
+            views: two augmented views of the same images, [N, C, H, W] each.
+            terms: what to sum, as drawn by an objective for these images.
+            targets: what an earlier call of the same step returned, so that no target is computed twice.
+        """
+
+    @abstractmethod
+    def advance(self, *targets: Targets, progress: float) -> None:
+        """After the optimiser's step, and only then: move what follows by itself (EMA, queue).
+
+        Args:
+            targets: what `forward` returned, of every micro-batch since the last optimiser step.
+            progress: the share of training that is done, 0 to 1.
+        """
+
+    @final
+    def groups(self, terms: Sequence[Term]) -> list[list[Term]]:
+        """The terms in sets that go backward together, unmixed terms first: their projections may be targets."""
+        ordered = sorted(terms, key=lambda term: not term.mixture.is_identity)
+        return [[term] for term in ordered] if self.separable else [ordered]
+
+
+def backward(
+    method: nn.Module,
+    views: Views,
+    terms: Sequence[Term],
+    *,
+    call: Callable[[Tensor], None] = torch.Tensor.backward,
+) -> tuple[Tensor, Targets]:
+    """Accumulate the gradient of the objective, holding the activations of one set of terms at a time.
+
+    Args:
+        method: a `Method`, or one wrapped in DistributedDataParallel: gradients then synchronise in the last set only.
+        call: what goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
+
+    Returns:
+        The detached loss and the targets, for `advance`.
+    """
+    inner = method.module if isinstance(method, nn.parallel.DistributedDataParallel) else method
+    assert isinstance(inner, Method)
+    groups = inner.groups(terms)
+    total: Tensor | None = None
+    targets: Targets = None
+    for group in groups:
+        last = group is groups[-1]
+        quiet = nullcontext() if last or inner is method else method.no_sync()  # type: ignore[operator]
+        with quiet:
+            loss, targets = method(views, group, targets)
+            call(loss)
+        total = loss.detach() if total is None else total + loss.detach()
+    assert total is not None
+    return total, targets
+
+
+class once:
+    """Calls `encode` once for each tensor, however many terms ask: `Identity` hands back the very tensor of a view."""
+
+    def __init__(self, encode: Callable[[Tensor], Tensor]) -> None:
+        self.encode = encode
+        self.known: dict[int, tuple[Tensor, Tensor]] = {}  # holds the inputs, so that no id is used twice
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if id(images) not in self.known:
+            self.known[id(images)] = (images, self.encode(images))
+        return self.known[id(images)][1]
+
+
+def check_views(views: Views) -> None:
+    """Refuse what is not two views of the same images."""
+    if len(views) != 2 or views[0].shape != views[1].shape or views[0].ndim != 4:
+        raise ValueError(f"expected two views [N, C, H, W] of one shape, got {[list(view.shape) for view in views]}")

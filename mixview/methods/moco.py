@@ -1,0 +1,100 @@
+"""MoCo v1 and v2 (He et al., 2020; Chen et al., 2020) and MoCo-BSIM (Eq. 3)."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixview.distributed import gather, shuffle, unshuffle
+from mixview.losses import check_temperature, info_nce
+from mixview.methods.method import Method, Targets, Views, check_views, once
+from mixview.nn import MLP, KeyQueue, Projected, follow, momentum_copy
+from mixview.objective import Term
+
+
+@final
+class MoCo(Method):
+    """Queries are the mixtures; keys are unmixed, from a slowly following encoder; earlier keys are the negatives.
+
+    Query passes under SIM / BSIM / WBSIM: 1 / 1 / 2, key passes 1.
+
+    Args:
+        encoder: images [N, C, H, W] -> features [N, feature_dim].
+        feature_dim: the encoder's width.
+        projector: features -> queries and keys of width `dim`.
+        dim: the width of queries and keys.
+        temperature: tau.
+        momentum: of the key encoder.
+        queue_size: how many earlier keys are negatives.
+        other_parent: count a mixture's other parent among the negatives of each term.
+        shuffle: shuffling BN across processes (for one process see `mixview.nn.split_batch_norm`).
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        feature_dim: int,
+        projector: nn.Module,
+        dim: int = 128,
+        temperature: float = 0.2,
+        momentum: float = 0.999,
+        queue_size: int = 65_536,
+        other_parent: bool = False,
+        shuffle: bool = True,
+    ) -> None:
+        super().__init__()
+        check_temperature(temperature)
+        self.online = Projected(encoder, projector, feature_dim)
+        self.target = momentum_copy(self.online)
+        self.queue = KeyQueue(queue_size, dim)
+        self.temperature = temperature
+        self.momentum = momentum
+        self.other_parent = other_parent
+        self.shuffle = shuffle
+        self.steps = 0  # seeds the shuffle: the same on every process, and after a resume
+
+    def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        check_views(views)
+        x_q, x_k = views
+        keys = self.encode_keys(x_k) if targets is None else targets
+        assert isinstance(keys, Tensor)
+        encode = once(self.online)
+        loss = x_q.new_zeros(())
+        for weight, mixture in terms:
+            q = encode(mixture(x_q))
+            loss = loss + weight * info_nce(
+                q, keys, self.queue.keys, mixture, self.temperature, other_parent=self.other_parent
+            )
+        return loss, keys
+
+    @torch.no_grad()
+    def encode_keys(self, images: Tensor) -> Tensor:
+        """Keys [N, dim] of unmixed images, of length one."""
+        shuffled, permutation = shuffle(images, self.steps) if self.shuffle else (images, None)
+        return F.normalize(unshuffle(self.target(shuffled).float(), permutation), dim=1)
+
+    @torch.no_grad()
+    def advance(self, *targets: Targets, progress: float) -> None:
+        """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
+        follow(self.target, self.online, self.momentum)
+        self.queue.push(gather(torch.cat([keys for keys in targets if isinstance(keys, Tensor)])))
+        self.steps += 1
+
+    def get_extra_state(self) -> Any:
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.steps = int(state["steps"])
+
+
+def moco_v1(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.07, **options: Any) -> MoCo:
+    """MoCo v1: a linear head and temperature 0.07. `options` are `MoCo`'s."""
+    return MoCo(encoder, feature_dim, nn.Linear(feature_dim, dim), dim, temperature, **options)
+
+
+def moco_v2(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.2, **options: Any) -> MoCo:
+    """MoCo v2: a two-layer head without batch norm, and temperature 0.2. `options` are `MoCo`'s."""
+    projector = MLP((feature_dim, feature_dim, dim), norm=False)
+    return MoCo(encoder, feature_dim, projector, dim, temperature, **options)

@@ -1,0 +1,66 @@
+"""SimCLR (Chen et al., 2020) and SimCLR-BSIM (Eq. 1 and 2)."""
+
+import warnings
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from torch import Tensor, nn
+
+from mixview.distributed import gather, gather_mixture, own_rows
+from mixview.losses import check_temperature, nt_xent
+from mixview.methods.method import Method, Targets, Views, check_views, once
+from mixview.nn import MLP, Projected
+from mixview.objective import Term
+
+
+@final
+class SimCLR(Method):
+    """Every mixture finds its two parents among all the batch's unmixed other views.
+
+    Targets carry gradient and unmixed projections serve every term, so the terms share a graph. Encoder passes under
+    SIM / BSIM / WBSIM: 2 / 4 / 4, one-sided 2 / 2 / 3.
+
+    Args:
+        encoder: images [N, C, H, W] -> features [N, feature_dim].
+        feature_dim: the encoder's width.
+        projector: features -> projections; by default two layers to 128, each with batch norm.
+        temperature: tau.
+        symmetric: anchors from both views (Eq. 2); False takes them from the first view only, at SimCLR's own cost.
+    """
+
+    separable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        feature_dim: int,
+        projector: nn.Module | None = None,
+        temperature: float = 0.1,
+        symmetric: bool = True,
+    ) -> None:
+        super().__init__()
+        check_temperature(temperature)
+        projector = projector or MLP((feature_dim, feature_dim, 128), last_norm="affine")
+        self.online = Projected(encoder, projector, feature_dim)
+        self.temperature = temperature
+        self.symmetric = symmetric
+
+    def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        check_views(views)
+        first, second = views
+        encode = once(lambda images: gather(self.online(images)))  # z of every process
+        loss = first.new_zeros(())
+        for weight, mixture in terms:
+            everyone = gather_mixture(mixture)
+            rows = own_rows(len(mixture))
+            side = nt_xent(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
+            if self.symmetric:
+                other = nt_xent(encode(mixture(second)), encode(first), everyone, self.temperature, rows=rows)  # l''
+                side = (side + other) / 2
+            loss = loss + weight * side
+            if len(everyone) == 1:
+                warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=2)
+        return loss, None
+
+    def advance(self, *targets: Targets, progress: float) -> None:
+        """Nothing follows by itself in SimCLR."""

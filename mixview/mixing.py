@@ -1,0 +1,360 @@
+"""Mixtures of images: who is mixed with whom, how much of each is kept, and the mixed pixels.
+
+A *mixer* (`Identity`, `CutMix`, `Mixup`, `MixAug`) draws a `Mixture` for a batch. A `Mixture` holds `partner` and
+`lam`, one value an image, and, called on a batch, returns the mixed batch. The losses read nothing but `partner` and
+`lam`, so a new mixture works with every method. Needs torch and nothing else.
+
+    mixture = CutMix(alpha=1.0, per_sample=True).draw(images, generator)
+    mixed = mixture(images)          # lam[i] of image i, 1 - lam[i] of image partner[i]
+
+Everything random comes from the generator that is passed, in a fixed number of draws, on the generator's own device:
+a CPU generator gives the same mixtures whatever device the images are on. Nothing here waits for an accelerator.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+Partner = Literal["reversal", "permutation"]
+Generators = torch.Generator | Sequence[torch.Generator]
+
+# Four uniforms make a lam (see `symmetric_beta`) and two the centre of a box. Every mixer draws all six, so that CutMix
+# and Mixup see the same lam under the same seed and a comparison of the two is a paired one.
+UNIFORMS = 6
+
+
+def mixture_generators(seed: int, step: int, *, rank: int = 0, mix_groups: int = 1) -> list[torch.Generator]:
+    """One generator for each group that this rank mixes, a function of (seed, step, group) and of nothing else.
+
+    A group is what mixes together. Rank r of many with `mix_groups=1` owns group r; one process with `mix_groups=G`
+    owns groups 0 … G-1 and so draws bit for bit what G ranks would.
+    """
+    if mix_groups < 1 or rank < 0:
+        raise ValueError(f"mix_groups must be at least 1 and rank at least 0, got {mix_groups} and {rank}")
+    generators = []
+    for group in range(rank * mix_groups, (rank + 1) * mix_groups):
+        digest = hashlib.blake2b(f"mixture/{seed}/{step}/{group}".encode(), digest_size=8).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1))
+    return generators
+
+
+def check_values(good: Tensor, values: Tensor, rule: str) -> None:
+    """Raise `rule` when a value is not `good`: at once on the CPU, by a device-side assertion (no host sync) on CUDA."""
+    if torch.compiler.is_compiling():
+        return
+    if good.device.type == "cpu":
+        if not bool(good.all()):
+            raise ValueError(f"{rule}, got {values[~good][0].item()}")
+    elif good.device.type == "cuda":
+        torch._assert_async(good.all(), rule)
+
+
+def check_mixture(partner: Tensor, lam: Tensor, count: int) -> None:
+    """Refuse a partner out of range, a lam outside [0, 1] or NaN, and either of another length than `count`."""
+    if partner.shape != (count,) or lam.shape != (count,):
+        raise ValueError(
+            f"a mixture of {count} images needs partner and lam of shape [{count}], "
+            f"got {list(partner.shape)} and {list(lam.shape)}: draw it for this very batch"
+        )
+    if partner.dtype != torch.int64 or not lam.is_floating_point():
+        raise TypeError(f"partner must be int64 and lam floating point, got {partner.dtype} and {lam.dtype}")
+    if partner.device != lam.device:
+        raise ValueError(f"partner is on {partner.device} and lam on {lam.device}: put both on one device")
+    check_values((partner >= 0) & (partner < count), partner, f"partner must be an index of the batch, 0 … {count - 1}")
+    check_values((lam >= 0) & (lam <= 1), lam, "lam is a share of pixels and must be within [0, 1]")
+
+
+@final
+class Mixture:
+    """A drawn mixture of N images: `lam[i]` of image `i` and `1 - lam[i]` of image `partner[i]`.
+
+    Args:
+        partner: [N] int64, the index of the image that each image is mixed with.
+        lam: [N] floating point, the share of pixels that is really image `i`'s.
+        pixels: how a batch is mixed, a function of the batch; by default the linear blend of Mixup.
+    """
+
+    # Not a dataclass: Lightning rebuilds (or refuses) dataclasses that pass through a wrapped module's forward.
+    def __init__(self, partner: Tensor, lam: Tensor, pixels: Callable[[Tensor], Tensor] | None = None) -> None:
+        check_mixture(partner, lam, partner.numel())
+        self.partner = partner
+        self.lam = lam
+        self.pixels = Blend(partner, lam) if pixels is None else pixels
+
+    def __len__(self) -> int:
+        return len(self.partner)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The mixed batch, a new tensor; under `Identity` the very tensor that came in."""
+        if len(images) != len(self):
+            raise ValueError(f"this mixture was drawn for {len(self)} images and is called on {len(images)}")
+        return self.pixels(images)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the mixed batch is the batch itself (known without looking at any value)."""
+        return self.pixels is unmixed
+
+    def __repr__(self) -> str:
+        return f"Mixture(partner={self.partner.tolist()}, lam={self.lam.tolist()})"
+
+
+def unmixed(images: Tensor) -> Tensor:
+    """The pixels of `Identity`: the same tensor, so that whoever encodes a tensor once a step encodes it once."""
+    return images
+
+
+@final
+class Blend:
+    """The pixels of Mixup: `lam x_i + (1 - lam) x_j`, exact at lam = 0 and 1 and where an image is its own partner."""
+
+    def __init__(self, partner: Tensor, lam: Tensor) -> None:
+        self.partner = partner
+        self.lam = lam
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if not images.is_floating_point():
+            raise TypeError(
+                f"Mixup blends pixel values and cannot do so in {images.dtype}: convert the batch first "
+                "(images.float() / 255), or use CutMix, which moves pixels as they are"
+            )
+        # Half precision would round lam to 8 or 11 bits and the pixels would disagree with the loss: blend in float32.
+        exact = torch.promote_types(images.dtype, torch.float32)
+        weight = self.lam.to(exact).view(-1, *[1] * (images.ndim - 1))
+        return torch.lerp(images[self.partner].to(exact), images.to(exact), weight).to(images.dtype)
+
+
+@final
+class Paste:
+    """The pixels of CutMix: image `i` with `box[i]` = (top, bottom, left, right) filled from image `partner[i]`."""
+
+    def __init__(self, partner: Tensor, box: Tensor, size: tuple[int, int]) -> None:
+        self.partner = partner
+        self.box = box
+        self.size = size
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if tuple(images.shape[-2:]) != self.size:
+            raise ValueError(
+                f"this CutMix was drawn for images of {self.size[0]}×{self.size[1]} and is called on "
+                f"{images.shape[-2]}×{images.shape[-1]}: its box would cover another share of them; draw it again"
+            )
+        top, bottom, left, right = self.box.unsqueeze(-1).unbind(1)
+        row = torch.arange(self.size[0], device=images.device)
+        column = torch.arange(self.size[1], device=images.device)
+        in_rows = (row >= top) & (row < bottom)
+        in_columns = (column >= left) & (column < right)
+        inside = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
+        inside = inside.view(len(images), *[1] * (images.ndim - 3), *self.size)
+        return torch.where(inside, images[self.partner], images)
+
+
+class Mixer(ABC):
+    """Draws mixtures. To make a new one: subclass, implement `draw`, return a `Mixture`."""
+
+    @abstractmethod
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> Mixture:
+        """A mixture for this batch.
+
+        Args:
+            images: [N, …, H, W]; only its shape, device and dtype are read.
+            generator: where everything random comes from; a list of G mixes the batch in G groups, one from each.
+            mix_groups: with one generator, the number of groups that the batch is mixed in: image i finds its partner
+                within its group, and a per-batch lam is one a group.
+        """
+
+
+@final
+class Identity(Mixer):
+    """No mixture: lam = 1, every image its own partner, and the batch handed back untouched."""
+
+    def __repr__(self) -> str:
+        return "Identity()"
+
+    def draw(self, images: Tensor, generator: Generators | None = None, *, mix_groups: int = 1) -> Mixture:
+        check_batch(images)
+        count = len(images)
+        own = torch.arange(count, device=images.device)
+        return Mixture(own, torch.ones(count, device=images.device, dtype=lam_dtype(images)), unmixed)
+
+
+class BetaMixer(Mixer):
+    """Mixes pairs with lam ~ Beta(alpha, alpha); a subclass says what becomes of the pixels.
+
+    Args:
+        alpha: of the Beta distribution. 1 is uniform; towards 0 every lam is 0 or 1, and the mixture no mixture.
+        per_sample: N draws of lam (and N boxes) a batch rather than one a batch, or group, as in the paper.
+        partner: `"reversal"`, image i with image N-1-i, or `"permutation"`, at random.
+        fold: lam becomes max(lam, 1 - lam), so that image i is always the larger part.
+    """
+
+    def __init__(
+        self, alpha: float = 1.0, per_sample: bool = False, partner: Partner = "reversal", fold: bool = False
+    ) -> None:
+        if not (math.isfinite(alpha) and alpha > 0):
+            raise ValueError(f"alpha must be a positive number, got {alpha}: for no mixture at all use Identity()")
+        if partner not in ("reversal", "permutation"):
+            raise ValueError(f'partner must be "reversal" or "permutation", got {partner!r}')
+        self.alpha = float(alpha)
+        self.per_sample = per_sample
+        self.partner: Partner = partner
+        self.fold = fold
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(alpha={self.alpha:g}, per_sample={self.per_sample}, "
+            f"partner={self.partner!r}, fold={self.fold})"
+        )
+
+    @final
+    def draw(
+        self, images: Tensor, generator: Generators, *, mix_groups: int = 1, lam: float | Tensor | None = None
+    ) -> Mixture:
+        """A mixture for this batch (see `Mixer.draw`); `lam`, one value or [N], sets lam instead of drawing it."""
+        check_batch(images)
+        generators = list_generators(generator, mix_groups)
+        count, groups = len(images), len(generators)
+        if count % groups:
+            raise ValueError(
+                f"a batch of {count} does not divide into {groups} mix groups: "
+                f"use {count // groups * groups or groups} or {(count // groups + 1) * groups} images"
+            )
+        each = count // groups
+        rows = each if self.per_sample else 1
+        uniform, permutation = [], []
+        for source in generators:
+            # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
+            dtype = torch.float32 if source.device.type == "mps" else torch.float64
+            uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
+            if self.partner == "permutation":
+                permutation.append(torch.randperm(each, generator=source, device=source.device))
+        draws = torch.stack(uniform).expand(groups, each, UNIFORMS).reshape(count, UNIFORMS)
+
+        own = torch.arange(count, device=images.device).view(groups, each)
+        if self.partner == "reversal":
+            partner = own.flip(1).reshape(count)
+        else:
+            order = torch.stack(permutation).to(images.device, non_blocking=True)
+            partner = (own[:, :1] + order).reshape(count)
+
+        drawn = symmetric_beta(self.alpha, draws[:, :4])
+        if self.fold:
+            drawn = torch.maximum(drawn, 1 - drawn)
+        if lam is not None:
+            drawn = torch.as_tensor(lam, dtype=drawn.dtype, device=drawn.device).expand(count)
+            check_values((drawn >= 0) & (drawn <= 1), drawn, "lam must be within [0, 1]")
+        return self.compose(images, partner, drawn, draws[:, 4:])
+
+    @abstractmethod
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, centre: Tensor) -> Mixture:
+        """The mixture of these partners at this lam [N]; `centre` [N, 2] is uniform in [0, 1)."""
+
+
+@final
+class Mixup(BetaMixer):
+    """`lam x_i + (1 - lam) x_j` (Zhang et al., 2018)."""
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, centre: Tensor) -> Mixture:
+        if not images.is_floating_point():
+            raise TypeError(f"Mixup needs floating-point images, got {images.dtype}: images.float() / 255, or CutMix")
+        return Mixture(partner, lam.to(images.device, lam_dtype(images), non_blocking=True))
+
+
+@final
+class CutMix(BetaMixer):
+    """Image `i` with a box filled from image `j` (Yun et al., 2019); `lam` is the share of pixels outside the box."""
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, centre: Tensor) -> Mixture:
+        height, width = images.shape[-2:]
+        box = cutmix_box(lam, centre, height, width)
+        top, bottom, left, right = box.unbind(1)
+        pasted = (bottom - top) * (right - left)
+        kept = (height * width - pasted).to(lam.dtype) / (height * width)
+        device = images.device
+        return Mixture(
+            partner,
+            kept.to(device, lam_dtype(images), non_blocking=True),
+            Paste(partner, box.to(device, non_blocking=True), (height, width)),
+        )
+
+
+@final
+class MixAug(Mixer):
+    """Mixes the pixels but tells the loss lam = 1, partner = self: mixture as augmentation, the ablation that hurts."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        self.mixer = mixer
+
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> Mixture:
+        hidden = self.mixer.draw(images, generator, mix_groups=mix_groups)
+        own = torch.arange(len(images), device=images.device)
+        return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)
+
+    def __repr__(self) -> str:
+        return f"MixAug({self.mixer!r})"
+
+
+def symmetric_beta(alpha: float, uniform: Tensor) -> Tensor:
+    """Beta(alpha, alpha) of any alpha > 0 from four uniforms in [0, 1): no rejection, no underflow. [..., 4] -> [...]
+
+    Gamma(a) is Gamma(a + 1) U^(1/a), so logit Beta(a, a) is logit Beta(a + 1, a + 1) plus (log U - log V) / a; and
+    Beta(b, b) with b > 1/2 is 1/2 + 1/2 sqrt(1 - S^(2 / (2b - 1))) cos(2 pi T) (Ulrich, 1984). In logits a tiny alpha
+    lands on 0 or 1, where a ratio of underflowing gammas would land on 0.5.
+    """
+    u, v, s, t = (1 - uniform).unbind(-1)  # in (0, 1]: the logarithms stay finite
+    radius = torch.sqrt(-torch.expm1(torch.log(s) * (2 / (2 * alpha + 1))))
+    centre = 0.5 + 0.5 * radius * torch.cos(2 * math.pi * t)
+    tiny = torch.finfo(uniform.dtype).eps
+    return torch.sigmoid(torch.logit(centre, eps=tiny) + (torch.log(u) - torch.log(v)) / alpha)
+
+
+def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
+    """CutMix's boxes: area ratio 1 - lam, the image's aspect ratio, centre uniform over the image, clipped at the border.
+
+    Rounding the two ends of each side, not its length, keeps the expected area of an unclipped box at (1 - lam) H W.
+    A lam of less than half a pixel keeps nothing at all: the mixture is the partner, and alpha -> 0 ends at SIM. (The
+    clip would otherwise leave half of image `i` outside a box as large as the image.)
+
+    Args:
+        lam: [N] before clipping.
+        centre: [N, 2] in [0, 1), of the vertical and the horizontal position.
+
+    Returns:
+        [N, 4] int64: top, bottom, left, right, half-open.
+    """
+    half = torch.sqrt(1 - lam) / 2
+    whole = lam * (height * width) < 0.5
+    box = []
+    for position, size in ((centre[:, 0], height), (centre[:, 1], width)):
+        start = torch.round((position - half) * size).clamp(0, size)
+        stop = torch.round((position + half) * size).clamp(0, size)
+        box += [start.masked_fill(whole, 0), stop.masked_fill(whole, size)]
+    return torch.stack(box, dim=1).long()
+
+
+def list_generators(generator: Generators, mix_groups: int) -> list[torch.Generator]:
+    """One generator a group: the list that was passed, or the same one `mix_groups` times, drawn from in turn."""
+    if mix_groups < 1:
+        raise ValueError(f"mix_groups must be at least 1, got {mix_groups}")
+    if isinstance(generator, torch.Generator):
+        return [generator] * mix_groups
+    generators = list(generator)
+    if not generators or mix_groups not in (1, len(generators)):
+        raise ValueError(f"{len(generators)} generators were passed for mix_groups={mix_groups}: pass one a group")
+    return generators
+
+
+def check_batch(images: Tensor) -> None:
+    """Refuse what is not a batch of images."""
+    if images.ndim < 3 or images.numel() == 0:
+        raise ValueError(f"expected a batch of images [N, C, H, W], got shape {list(images.shape)}")
+
+
+def lam_dtype(images: Tensor) -> torch.dtype:
+    """lam is float32 whatever the images are, so that it stays the true share of pixels; float64 beside float64."""
+    return torch.float64 if images.dtype == torch.float64 else torch.float32

@@ -1,0 +1,164 @@
+"""The parts that methods are built of: encoder with its head, MLP heads, momentum copy, key queue, split batch norm."""
+
+import copy
+import itertools
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Projected(nn.Module):
+    """An encoder and the head that is thrown away after pretraining: images [N, C, H, W] -> projections [N, D]."""
+
+    def __init__(self, encoder: nn.Module, projector: nn.Module, feature_dim: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projector = projector
+        self.feature_dim = feature_dim
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.encoder(images)
+        if features.shape != (len(images), self.feature_dim):
+            raise ValueError(
+                f"the encoder made features of shape {list(features.shape)} of {len(images)} images, expected "
+                f"[{len(images)}, {self.feature_dim}]: end it in pooling and flattening, without a classifier "
+                "(torchvision: model.fc = nn.Identity(); timm: num_classes=0), and pass its width as feature_dim"
+            )
+        return cast(Tensor, self.projector(features))
+
+
+class MLP(nn.Sequential):
+    """Linear layers with batch norm and ReLU between them.
+
+    Args:
+        dims: widths from input to output, such as (2048, 4096, 256): one linear layer less than numbers.
+        norm: batch norm after the hidden layers.
+        last_norm: batch norm after the last layer too; `"affine"`, or `"plain"` without its scale and shift (SimSiam).
+    """
+
+    def __init__(self, dims: Sequence[int], norm: bool = True, last_norm: str | None = None) -> None:
+        if len(dims) < 2 or min(dims) < 1:
+            raise ValueError(f"an MLP needs at least an input and an output width, got {tuple(dims)}")
+        if last_norm not in (None, "affine", "plain"):
+            raise ValueError(f'last_norm must be None, "affine" or "plain", got {last_norm!r}')
+        layers: list[nn.Module] = []
+        for width, hidden in itertools.pairwise(dims[:-1]):
+            layers.append(nn.Linear(width, hidden, bias=not norm))  # a bias before a batch norm does nothing
+            if norm:
+                layers.append(nn.BatchNorm1d(hidden))
+            layers.append(nn.ReLU(inplace=True))
+        layers.append(nn.Linear(dims[-2], dims[-1], bias=last_norm is None))
+        if last_norm is not None:
+            layers.append(nn.BatchNorm1d(dims[-1], affine=last_norm == "affine"))
+        super().__init__(*layers)
+        self.has_norm = any(isinstance(layer, nn.BatchNorm1d) for layer in layers)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training and self.has_norm and len(features) == 1:
+            raise ValueError(
+                "a batch of one image cannot be batch-normalised: use a batch of at least 2 a process, and drop a "
+                "short last batch (drop_last=True)"
+            )
+        return cast(Tensor, super().forward(features))
+
+
+def momentum_copy(online: Module) -> Module:
+    """A copy that takes no gradient and follows by `follow`; its batch norms keep statistics of their own."""
+    return copy.deepcopy(online).requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
+    """`target = momentum * target + (1 - momentum) * online`, for the parameters.
+
+    By torch's own fused lerp over all tensors at once: exact at momentum 0 and 1, and the fastest of the forms that
+    `benchmarks/ema.py` measures.
+    """
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"momentum must be within [0, 1], got {momentum}")
+    if followers := list(target.parameters()):
+        get_ema_multi_avg_fn(momentum)(followers, list(online.parameters()), None)
+
+
+class KeyQueue(nn.Module):
+    """The last `size` keys, a ring: `keys` [size, dim], of length one. Up to `size` of them go in at a time."""
+
+    keys: Tensor
+    pointer: Tensor
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        if size < 1 or dim < 1:
+            raise ValueError(f"a queue needs a positive size and width, got {size} and {dim}")
+        self.register_buffer("keys", F.normalize(torch.randn(size, dim), dim=1))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, keys: Tensor) -> None:
+        """Overwrite the oldest keys with these [N, dim]."""
+        size = len(self.keys)
+        if len(keys) > size:
+            raise ValueError(
+                f"{len(keys)} keys a step do not fit a queue of {size}: use a queue of at least {len(keys)}, "
+                "best a multiple of it"
+            )
+        # The pointer stays a tensor: reading it would wait for the accelerator every step.
+        index = (self.pointer + torch.arange(len(keys), device=keys.device)) % size
+        self.keys.index_copy_(0, index, keys.to(self.keys.dtype))
+        self.pointer.add_(len(keys)).remainder_(size)
+
+
+class SplitBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm over `splits` consecutive parts of the batch, each by its own statistics, as on so many devices.
+
+    On one device it stands in for shuffling BN, which would do nothing there. The running statistics move once a pass,
+    to the mean over the parts.
+    """
+
+    def __init__(self, num_features: int, splits: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        if splits < 1:
+            raise ValueError(f"splits must be at least 1, got {splits}")
+        self.splits = splits
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.splits == 1:
+            return super().forward(input)
+        if len(input) % self.splits:
+            raise ValueError(
+                f"a batch of {len(input)} does not split into {self.splits} batch-norm groups: "
+                f"use a multiple of {self.splits}, and drop a short last batch (drop_last=True)"
+            )
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        means = self.running_mean.repeat(self.splits, 1)
+        variances = self.running_var.repeat(self.splits, 1)
+        parts = [
+            F.batch_norm(part, mean, variance, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
+            for part, mean, variance in zip(input.chunk(self.splits), means, variances, strict=True)
+        ]
+        with torch.no_grad():
+            self.running_mean.copy_(means.mean(0))
+            self.running_var.copy_(variances.mean(0))
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+        return torch.cat(parts)
+
+
+def split_batch_norm(module: Module, splits: int) -> Module:
+    """`module` with every BatchNorm2d in it replaced by `SplitBatchNorm2d`, weights and statistics kept."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            split = SplitBatchNorm2d(child.num_features, splits, child.eps, child.momentum or 0.1)
+            split.load_state_dict(child.state_dict())
+            split.train(child.training)
+            setattr(module, name, split.to(child.weight.device, child.weight.dtype))
+        else:
+            split_batch_norm(child, splits)
+    return module

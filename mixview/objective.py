@@ -1,0 +1,61 @@
+"""Objectives: weighted lists of mixers. SIM, BSIM, WBSIM and MixAug are one objective with other weights and mixers."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+from torch import Tensor
+
+from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture
+
+
+class Term(NamedTuple):
+    """One drawn term of an objective: how much it counts, and the mixture that its anchors are."""
+
+    weight: float
+    mixture: Mixture
+
+
+@final
+class Objective:
+    """A weighted sum of one method's loss under several mixtures.
+
+    Args:
+        terms: (weight, mixer) pairs, such as `[(0.5, CutMix()), (0.5, Identity())]`. A term of weight 0 is left out,
+            and so costs nothing.
+    """
+
+    def __init__(self, terms: Sequence[tuple[float, Mixer]]) -> None:
+        for weight, _ in terms:
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"the weight of a term must be a number of at least 0, got {weight}")
+        self.terms = tuple((float(weight), mixer) for weight, mixer in terms if weight > 0)
+        if not self.terms:
+            raise ValueError("an objective needs a term of positive weight, such as (1.0, CutMix())")
+
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> list[Term]:
+        """One mixture a term, for a batch shaped like `images`: draw once a step, apply to both views."""
+        return [Term(weight, mixer.draw(images, generator, mix_groups=mix_groups)) for weight, mixer in self.terms]
+
+    def __repr__(self) -> str:
+        return "Objective([" + ", ".join(f"({weight:g}, {mixer!r})" for weight, mixer in self.terms) + "])"
+
+
+def sim() -> Objective:
+    """Single instance, multiple views: the method as published."""
+    return Objective([(1.0, Identity())])
+
+
+def bsim(mixer: Mixer | None = None) -> Objective:
+    """Beyond single instance: every anchor is a mixture (CutMix unless another mixer is given)."""
+    return Objective([(1.0, mixer or CutMix())])
+
+
+def wbsim(w1: float = 0.5, w2: float = 0.5, mixer: Mixer | None = None) -> Objective:
+    """Weighted BSIM: `w1 * BSIM + w2 * SIM`."""
+    return Objective([(w1, mixer or CutMix()), (w2, Identity())])
+
+
+def mixaug(mixer: Mixer | None = None) -> Objective:
+    """The ablation: mixed pixels, treated as if they were the unmixed image."""
+    return Objective([(1.0, MixAug(mixer or CutMix()))])
