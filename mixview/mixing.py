@@ -44,7 +44,7 @@ def mixture_generators(seed: int, step: int, *, rank: int = 0, mix_groups: int =
 
 
 def check_values(good: Tensor, values: Tensor, rule: str) -> None:
-    """Raise `rule` when a value is not `good`: at once on the CPU, by a device-side assertion (no host sync) on CUDA."""
+    """Raise `rule` when a value is not `good`: at once on the CPU, by a device-side assertion (no sync) on CUDA."""
     if torch.compiler.is_compiling():
         return
     if good.device.type == "cpu":
@@ -314,7 +314,7 @@ def symmetric_beta(alpha: float, uniform: Tensor) -> Tensor:
 
 
 def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
-    """CutMix's boxes: area ratio 1 - lam, the image's aspect ratio, centre uniform over the image, clipped at the border.
+    """CutMix's boxes: area ratio 1 - lam, the image's aspect ratio, centre uniform over the image, clipped at its edge.
 
     Rounding the two ends of each side, not its length, keeps the expected area of an unclipped box at (1 - lam) H W.
     A lam of less than half a pixel keeps nothing at all: the mixture is the partner, and alpha -> 0 ends at SIM. (The

@@ -65,7 +65,7 @@ class MLP(nn.Sequential):
                 "a batch of one image cannot be batch-normalised: use a batch of at least 2 a process, and drop a "
                 "short last batch (drop_last=True)"
             )
-        return cast(Tensor, super().forward(features))
+        return cast(Tensor, super().forward(features))  # type: ignore[no-untyped-call]
 
 
 def momentum_copy(online: Module) -> Module:

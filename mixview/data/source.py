@@ -1,0 +1,65 @@
+"""What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes a source."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+"""Decoded pixels, [H, W, C]."""
+
+
+class Objects(NamedTuple):
+    """The objects in one image, K of them."""
+
+    boxes: npt.NDArray[np.float32]
+    """[K, 4] left, top, right, bottom in pixels, right and bottom exclusive."""
+    classes: npt.NDArray[np.int64]
+    """[K] index into the source's `classes`."""
+    difficult: npt.NDArray[np.bool_]
+    """[K] VOC's "difficult" flag."""
+    crowd: npt.NDArray[np.bool_]
+    """[K] COCO's "iscrowd" flag."""
+    masks: npt.NDArray[np.bool_] | None
+    """[K, H, W], or None where the source has no masks."""
+
+
+class Source(ABC):
+    """Images by index. Labels are optional: a source without them says None.
+
+    A source is cheap to pickle and to share with worker processes: it holds arrays, not lists of Python strings.
+    """
+
+    kind: ClassVar[str]
+    """What it is, in one word: folder, voc, coco, scenes …"""
+
+    classes: tuple[str, ...] | None = None
+    """The names of the classes, in the order of their index."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> bytes | Pixels:
+        """The image as it is stored: the bytes of an encoded file, or pixels. `mixview.data.decoding` makes pixels of it."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """A name for people and for lists of files, unique and stable: a relative path, or a number."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A hash of what is in the source (count, names, sizes), without reading any image."""
+
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """[N] the class of each image, where each has exactly one."""
+        return None
+
+    def label_sets(self) -> npt.NDArray[np.int8] | None:
+        """[N, classes] 1 present, 0 absent, -1 present only as "difficult", where an image has any number of classes."""
+        return None
+
+    def objects(self, index: int) -> Objects | None:
+        """The objects in an image, where the source has boxes."""
+        return None
