@@ -1,4 +1,4 @@
-"""What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes a source."""
+"""What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes one."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -42,7 +42,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, index: int) -> bytes | Pixels:
-        """The image as it is stored: the bytes of an encoded file, or pixels. `mixview.data.decoding` makes pixels of it."""
+        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decoding`, or pixels."""
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -57,7 +57,7 @@ class Source(ABC):
         return None
 
     def label_sets(self) -> npt.NDArray[np.int8] | None:
-        """[N, classes] 1 present, 0 absent, -1 present only as "difficult", where an image has any number of classes."""
+        """[N, classes] 1 present, 0 absent, -1 present only as "difficult", where an image has several classes."""
         return None
 
     def objects(self, index: int) -> Objects | None:
