@@ -271,7 +271,7 @@ class CutMix(BetaMixer):
 
     def compose(self, images: Tensor, partner: Tensor, lam: Tensor, centre: Tensor) -> Mixture:
         height, width = images.shape[-2:]
-        box = cutmix_box(lam, centre, height, width)
+        box = cutmix_box(lam, centre, height, width, inwards=self.fold)
         top, bottom, left, right = box.unbind(1)
         pasted = (bottom - top) * (right - left)
         kept = (height * width - pasted).to(lam.dtype) / (height * width)
@@ -313,7 +313,7 @@ def symmetric_beta(alpha: float, uniform: Tensor) -> Tensor:
     return torch.sigmoid(torch.logit(centre, eps=tiny) + (torch.log(u) - torch.log(v)) / alpha)
 
 
-def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
+def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int, *, inwards: bool = False) -> Tensor:
     """CutMix's boxes: area ratio 1 - lam, the image's aspect ratio, centre uniform over the image, clipped at its edge.
 
     Rounding the two ends of each side, not its length, keeps the expected area of an unclipped box at (1 - lam) H W.
@@ -323,6 +323,7 @@ def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
     Args:
         lam: [N] before clipping.
         centre: [N, 2] in [0, 1), of the vertical and the horizontal position.
+        inwards: round towards the smaller box, so that what is kept is never less than lam (a folded lam stays >= 0.5).
 
     Returns:
         [N, 4] int64: top, bottom, left, right, half-open.
@@ -331,8 +332,9 @@ def cutmix_box(lam: Tensor, centre: Tensor, height: int, width: int) -> Tensor:
     whole = lam * (height * width) < 0.5
     box = []
     for position, size in ((centre[:, 0], height), (centre[:, 1], width)):
-        start = torch.round((position - half) * size).clamp(0, size)
-        stop = torch.round((position + half) * size).clamp(0, size)
+        start, stop = (position - half) * size, (position + half) * size
+        start, stop = (start.ceil(), stop.floor()) if inwards else (start.round(), stop.round())
+        start, stop = start.clamp(0, size), torch.maximum(start, stop).clamp(0, size)
         box += [start.masked_fill(whole, 0), stop.masked_fill(whole, size)]
     return torch.stack(box, dim=1).long()
 

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.distributed import gather, shuffle, unshuffle
-from mixview.losses import check_temperature, info_nce
+from mixview.losses import check_temperature, info_nce, unit
 from mixview.methods.method import Method, Targets, Views, check_views, once
 from mixview.nn import MLP, KeyQueue, Projected, follow, momentum_copy
 from mixview.objective import Term
@@ -73,7 +72,7 @@ class MoCo(Method):
     def encode_keys(self, images: Tensor) -> Tensor:
         """Keys [N, dim] of unmixed images, of length one."""
         shuffled, permutation = shuffle(images, self.steps) if self.shuffle else (images, None)
-        return F.normalize(unshuffle(self.target(shuffled).float(), permutation), dim=1)
+        return unit(unshuffle(self.target(shuffled), permutation))
 
     @torch.no_grad()
     def advance(self, *targets: Targets, progress: float) -> None:

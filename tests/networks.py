@@ -1,0 +1,43 @@
+"""Small networks and methods that the tests share."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from mixview import CutMix, Identity, Mixup, Objective, bsim, mixaug, sim, wbsim
+from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v1, moco_v2
+from mixview.nn import MLP
+
+WIDTH = 8
+
+
+def encoder(norm: bool = True) -> nn.Module:
+    def block(channels: int, width: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, width, 3, 2, 1), nn.BatchNorm2d(width) if norm else nn.Identity(), nn.ReLU()]
+
+    return nn.Sequential(*block(3, 6), *block(6, WIDTH), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _simclr(norm: bool, symmetric: bool) -> SimCLR:
+    projector = MLP((WIDTH, WIDTH, 5), norm=norm, last_norm="affine" if norm else None)
+    return SimCLR(encoder(norm), WIDTH, projector, symmetric=symmetric)
+
+
+METHODS: dict[str, Callable[[bool], Method]] = {
+    "simclr": lambda norm: _simclr(norm, True),
+    "simclr-one-sided": lambda norm: _simclr(norm, False),
+    "moco-v1": lambda norm: moco_v1(encoder(norm), WIDTH, dim=5, queue_size=24, momentum=0.9),
+    "moco-v2": lambda norm: moco_v2(encoder(norm), WIDTH, dim=5, queue_size=24, momentum=0.9),
+    "byol": lambda norm: BYOL(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), MLP((5, 9, 5), norm), momentum=0.9),
+    "simsiam": lambda norm: SimSiam(
+        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm, "plain" if norm else None), MLP((5, 4, 5), norm)
+    ),
+}
+
+OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "sim": sim,
+    "bsim": lambda: bsim(CutMix(per_sample=True)),
+    "wbsim": wbsim,
+    "mixaug": mixaug,
+    "own": lambda: Objective([(0.2, Mixup(partner="permutation")), (0.3, Identity()), (0.7, CutMix(0.5))]),
+}

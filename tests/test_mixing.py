@@ -1,0 +1,275 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from mixview import CutMix, Identity, MixAug, Mixture, Mixup, mixture_generators
+from mixview.mixing import BetaMixer, Paste, cutmix_box, symmetric_beta
+from tests.reference import count_unchanged
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distinct(n: int, height: int, width: int, channels: int = 1) -> torch.Tensor:
+    """Images no two of which have a pixel in common."""
+    return torch.arange(n * channels * height * width, dtype=torch.float64).view(n, channels, height, width)
+
+
+@given(
+    n=st.integers(1, 5),
+    height=st.integers(1, 12),
+    width=st.integers(1, 12),
+    alpha=st.sampled_from((1e-3, 0.25, 1.0, 4.0)),
+    per_sample=st.booleans(),
+    partner=st.sampled_from(("reversal", "permutation")),
+    seed=st.integers(0, 10**9),
+)
+@settings(max_examples=1000, deadline=None)
+def test_cutmix_lam_is_the_share_of_pixels_kept(n, height, width, alpha, per_sample, partner, seed) -> None:
+    images = distinct(n, height, width)
+    mixture = CutMix(alpha, per_sample=per_sample, partner=partner).draw(images, seeded(seed))
+    mixed = mixture(images)
+    for i in range(n):
+        if mixture.partner[i] == i:
+            assert torch.equal(mixed[i], images[i])
+        else:
+            assert float(mixture.lam[i]) == count_unchanged(images[i], mixed[i])
+            taken = mixed[i] != images[i]
+            assert torch.equal(mixed[i][taken], images[mixture.partner[i]][taken])
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.05, 0.25, 0.5, 0.75, 1.0, 3.0, 50.0])
+def test_lam_before_clipping_is_beta(alpha: float) -> None:
+    drawn = []
+
+    class Spy(BetaMixer):
+        def compose(self, images, partner, lam, centre):
+            drawn.append(lam)
+            return Mixup.compose(self, images, partner, lam, centre)
+
+    Spy(alpha, per_sample=True).draw(torch.zeros(20_000, 1, 1, 1), seeded(7))
+    lam, beta = drawn[0].numpy(), stats.beta(alpha, alpha)
+    # A small alpha rounds to exactly 0 or 1 much of the time. So: both halves weigh the same; below what float64 can
+    # tell from 0 there is as much as there should be; and between the two the distribution is the right one.
+    tiny = 1e-300
+    assert abs((lam > 0.5).mean() - 0.5) < 0.01
+    assert abs((lam < tiny).mean() - beta.cdf(tiny)) < 0.01
+    between = lam[(lam > tiny) & (lam < 0.5)]
+    assert stats.kstest(between, lambda x: (beta.cdf(x) - beta.cdf(tiny)) / (0.5 - beta.cdf(tiny))).pvalue > 0.01
+    upper = lam[lam > 0.5]
+    resolved = upper[upper < 1 - 1e-9]
+    assert stats.kstest(resolved, lambda x: (beta.cdf(x) - 0.5) / (beta.cdf(1 - 1e-9) - 0.5)).pvalue > 0.01
+    if alpha == 1e-3:
+        assert ((lam < 1e-6) | (lam > 1 - 1e-6)).mean() > 0.95
+
+
+def test_symmetric_beta_stays_in_range_at_the_ends_of_its_uniforms() -> None:
+    edge = 1 - torch.finfo(torch.float64).eps / 2
+    corners = torch.cartesian_prod(*[torch.tensor([0.0, 0.5, edge], dtype=torch.float64)] * 4)
+    for alpha in (1e-6, 1e-3, 0.5, 1.0, 1e6):
+        lam = symmetric_beta(alpha, corners)
+        assert ((lam >= 0) & (lam <= 1)).all()
+
+
+def test_cutmix_at_a_tiny_alpha_is_all_of_one_parent_or_all_of_the_other() -> None:
+    images = torch.rand(2000, 1, 8, 8)
+    lam = CutMix(1e-3, per_sample=True).draw(images, seeded()).lam
+    whole = (lam == 0) | (lam == 1)
+    assert whole.float().mean() > 0.95
+    assert abs((lam == 1).float().mean() - 0.5) < 0.05
+
+
+def test_box_centres_are_uniform_and_sides_keep_the_aspect_ratio() -> None:
+    height, width, n = 60, 200, 20_000
+    uniform = torch.rand(n, 3, generator=seeded(), dtype=torch.float64)
+    lam = 0.9 + 0.1 * uniform[:, 0]  # small boxes: those away from the border are not clipped
+    top, bottom, left, right = cutmix_box(lam, uniform[:, 1:], height, width).double().unbind(1)
+    inside = (top > 0) & (bottom < height) & (left > 0) & (right < width)
+    for start, stop, size, position in ((top, bottom, height, uniform[:, 1]), (left, right, width, uniform[:, 2])):
+        assert ((start + stop)[inside] / 2 - (position * size)[inside]).abs().max() <= 0.5 + 1e-9
+        assert ((stop - start)[inside] - ((1 - lam).sqrt() * size)[inside]).abs().max() <= 1
+    # The positions themselves, as CutMix draws them.
+    centres = []
+
+    class Spy(BetaMixer):
+        def compose(self, images, partner, lam, centre):
+            centres.append(centre)
+            return CutMix.compose(self, images, partner, lam, centre)
+
+    Spy(per_sample=True).draw(torch.zeros(n, 1, 4, 4), seeded(11))
+    for axis in range(2):
+        assert stats.kstest(centres[0][:, axis].numpy(), "uniform").pvalue > 0.01
+    # Away from the borders, the area is right on average.
+    area = ((bottom - top) * (right - left))[inside] / (height * width)
+    assert abs(float((area - (1 - lam)[inside]).mean())) < 1e-3
+
+
+@pytest.mark.parametrize("mixer", [CutMix, Mixup])
+@pytest.mark.parametrize("n", [1, 2, 7, 8])
+def test_partners(mixer: type[BetaMixer], n: int) -> None:
+    images = torch.rand(n, 3, 6, 6)
+    reversal = mixer().draw(images, seeded())
+    assert reversal.partner.tolist() == [n - 1 - i for i in range(n)]
+    permutation = mixer(partner="permutation").draw(images, seeded())
+    assert sorted(permutation.partner.tolist()) == list(range(n))
+    if n % 2:
+        middle = n // 2
+        assert torch.equal(reversal(images)[middle], images[middle])
+
+
+def test_one_lam_a_batch_or_one_a_sample() -> None:
+    images = torch.rand(16, 3, 32, 32)
+    assert len(set(Mixup().draw(images, seeded()).lam.tolist())) == 1
+    assert len(set(Mixup(per_sample=True).draw(images, seeded()).lam.tolist())) == 16
+    assert len(set(CutMix().draw(images, seeded()).lam.tolist())) == 1
+
+
+def test_folding_keeps_the_larger_part() -> None:
+    images = torch.rand(500, 1, 31, 31, dtype=torch.float64)
+    folded = Mixup(per_sample=True, fold=True).draw(images, seeded())
+    unfolded = Mixup(per_sample=True).draw(images, seeded())
+    assert torch.equal(folded.lam, torch.maximum(unfolded.lam, 1 - unfolded.lam))
+    for size in (1, 2, 5, 16, 31):  # whatever the rounding of the box
+        for seed in range(20):
+            assert (CutMix(per_sample=True, fold=True).draw(images[..., :size, :size], seeded(seed)).lam >= 0.5).all()
+
+
+@pytest.mark.parametrize("mixer", [CutMix(per_sample=True, partner="permutation"), Mixup(), CutMix()], ids=repr)
+def test_groups_mix_among_themselves_as_so_many_ranks(mixer: BetaMixer) -> None:
+    images = torch.rand(12, 3, 16, 16)
+    one_process = mixer.draw(images, mixture_generators(5, 9, mix_groups=3))
+    mixed = one_process(images)
+    for rank in range(3):
+        rows = slice(4 * rank, 4 * rank + 4)
+        alone = mixer.draw(images[rows], mixture_generators(5, 9, rank=rank))
+        assert torch.equal(one_process.lam[rows], alone.lam)
+        assert torch.equal(one_process.partner[rows], alone.partner + 4 * rank)
+        assert torch.equal(mixed[rows], alone(images[rows]))
+
+
+def test_one_generator_can_serve_several_groups() -> None:
+    mixture = Mixup().draw(torch.rand(8, 3, 4, 4), seeded(), mix_groups=4)
+    assert mixture.partner.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert len(set(mixture.lam.tolist())) == 4
+
+
+def test_generators_depend_on_seed_step_and_group_alone() -> None:
+    def first(generators: list[torch.Generator]) -> list[float]:
+        return [float(torch.rand((), generator=g)) for g in generators]
+
+    assert first(mixture_generators(1, 2, mix_groups=2)) == first(
+        mixture_generators(1, 2, rank=0) + mixture_generators(1, 2, rank=1)
+    )
+    everything = [first(mixture_generators(s, t, rank=r))[0] for s in range(4) for t in range(4) for r in range(4)]
+    assert len(set(everything)) == 64
+    # Pinned: a run resumed on another machine, or by another version, must draw the same.
+    assert mixture_generators(0, 0)[0].initial_seed() == 4413236687684683289
+
+
+def test_the_same_generator_state_draws_the_same_mixture() -> None:
+    images = torch.rand(6, 3, 10, 10)
+    one, other = (CutMix(per_sample=True).draw(images, seeded(4)) for _ in range(2))
+    assert torch.equal(one.lam, other.lam)
+    assert torch.equal(one(images), other(images))
+
+
+def test_cutmix_and_mixup_see_the_same_lam_under_one_seed() -> None:
+    images = torch.rand(2, 3, 500, 500)
+    box = CutMix(per_sample=True).draw(images, seeded(1))
+    blend = Mixup(per_sample=True).draw(images, seeded(1))
+    assert isinstance(box.pixels, Paste)
+    assert (box.lam >= blend.lam - 1e-2).all()  # clipping only ever keeps more
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mixer", [CutMix(per_sample=True), Mixup(per_sample=True), Identity()], ids=repr)
+def test_dtypes_and_no_change_in_place(mixer: BetaMixer | Identity, dtype: torch.dtype) -> None:
+    images = torch.rand(5, 3, 9, 7).to(dtype)
+    before = images.clone()
+    mixture = mixer.draw(images, seeded())
+    mixed = mixture(images)
+    assert mixed.dtype == dtype
+    assert mixture.lam.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert torch.equal(images, before)
+    if isinstance(mixer, Mixup):
+        lam = mixture.lam.double().view(-1, 1, 1, 1)
+        expected = lam * images.double() + (1 - lam) * images.double()[mixture.partner]
+        torch.testing.assert_close(mixed, expected.to(dtype))
+
+
+def test_cutmix_moves_uint8_as_it_is_and_keeps_the_memory_format() -> None:
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    mixture = CutMix(per_sample=True).draw(images, seeded())
+    assert mixture(images).dtype == torch.uint8
+    last = images.float().contiguous(memory_format=torch.channels_last)
+    mixed = mixture(last)
+    assert mixed.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(mixed.to(torch.uint8), mixture(images))
+
+
+def test_identity_hands_back_the_very_tensor() -> None:
+    images = torch.rand(3, 3, 4, 4)
+    mixture = Identity().draw(images, seeded())
+    assert mixture(images) is images
+    assert mixture.is_identity
+    assert mixture.partner.tolist() == [0, 1, 2]
+    assert mixture.lam.tolist() == [1, 1, 1]
+    assert not CutMix().draw(images, seeded(), lam=1.0).is_identity
+
+
+def test_mixaug_mixes_pixels_and_says_otherwise() -> None:
+    images = torch.rand(6, 3, 16, 16)
+    honest = CutMix(per_sample=True).draw(images, seeded())
+    disguised = MixAug(CutMix(per_sample=True)).draw(images, seeded())
+    assert torch.equal(disguised(images), honest(images))
+    assert disguised.lam.tolist() == [1] * 6
+    assert disguised.partner.tolist() == list(range(6))
+    assert not disguised.is_identity
+
+
+@pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("mixer", [CutMix, Mixup])
+def test_alpha_must_be_positive(mixer: type[BetaMixer], alpha: float) -> None:
+    with pytest.raises(ValueError, match=r"alpha must be a positive number, got .*use Identity\(\)"):
+        mixer(alpha)
+
+
+def test_bad_batches_and_options_are_refused_with_the_remedy() -> None:
+    images = torch.rand(6, 3, 8, 8)
+    with pytest.raises(TypeError, match=r"Mixup needs floating-point images, got torch.uint8: images.float\(\) / 255"):
+        Mixup().draw(images.to(torch.uint8), seeded())
+    with pytest.raises(TypeError, match="convert the batch first"):
+        Mixup().draw(images, seeded())(images.to(torch.uint8))
+    with pytest.raises(ValueError, match='partner must be "reversal" or "permutation", got \'random\''):
+        CutMix(partner="random")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="drawn for 6 images and is called on 5"):
+        CutMix().draw(images, seeded())(images[:5])
+    with pytest.raises(ValueError, match="drawn for images of 8×8 and is called on 4×4"):
+        CutMix().draw(images, seeded())(images[..., :4, :4])
+    with pytest.raises(ValueError, match="a batch of 6 does not divide into 4 mix groups: use 4 or 8 images"):
+        CutMix().draw(images, seeded(), mix_groups=4)
+    with pytest.raises(ValueError, match=r"expected a batch of images \[N, C, H, W\], got shape \[0, 3, 8, 8\]"):
+        CutMix().draw(images[:0], seeded())
+    with pytest.raises(ValueError, match="2 generators were passed for mix_groups=3"):
+        CutMix().draw(images, [seeded(), seeded()], mix_groups=3)
+    with pytest.raises(ValueError, match=r"lam must be within \[0, 1\], got 1.5"):
+        CutMix().draw(images, seeded(), lam=1.5)
+    with pytest.raises(ValueError, match="mix_groups must be at least 1"):
+        mixture_generators(0, 0, mix_groups=0)
+
+
+def test_a_mixture_checks_itself() -> None:
+    lam = torch.tensor([0.5, 0.5])
+    with pytest.raises(ValueError, match="partner must be an index of the batch, 0 … 1, got 2"):
+        Mixture(torch.tensor([1, 2]), lam)
+    with pytest.raises(ValueError, match="partner must be an index of the batch, 0 … 1, got -1"):
+        Mixture(torch.tensor([-1, 0]), lam)
+    with pytest.raises(ValueError, match=r"lam is a share of pixels and must be within \[0, 1\], got nan"):
+        Mixture(torch.tensor([1, 0]), torch.tensor([0.5, float("nan")]))
+    with pytest.raises(ValueError, match=r"got \[2\] and \[3\]"):
+        Mixture(torch.tensor([1, 0]), torch.ones(3))
+    with pytest.raises(TypeError, match="partner must be int64"):
+        Mixture(torch.tensor([1.0, 0.0]), lam)
