@@ -1,4 +1,4 @@
-"""The paper's equations as slow Python loops in float64, one scalar at a time: what the fast losses are held against."""
+"""The paper's equations as slow Python loops in float64, a scalar at a time: what the fast losses are held against."""
 
 import math
 from itertools import permutations

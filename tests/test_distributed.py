@@ -26,8 +26,7 @@ def train(name: str, objective: str, rows: slice, generators: dict[str, int], wr
     """A few steps of a BN-free method on these rows of the joined batch: losses, first gradients, final state."""
     torch.manual_seed(0)
     method = METHODS[name](False).double()
-    # Buffers are equal on all processes by construction; broadcasting them would touch them in mid-step.
-    module: nn.Module = DistributedDataParallel(method, broadcast_buffers=False) if wrap else method
+    module: nn.Module = DistributedDataParallel(method) if wrap else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
     losses, gradients = [], None
     for step in range(STEPS):
@@ -159,7 +158,7 @@ def test_world_sizes_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch, 
         world_size()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(RuntimeError, match="WORLD_SIZE says 4 processes, torch.distributed says 1"):
+        with pytest.raises(RuntimeError, match=r"WORLD_SIZE says 4 processes, torch\.distributed says 1"):
             world_size()
     finally:
         dist.destroy_process_group()

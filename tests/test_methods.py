@@ -279,7 +279,7 @@ def test_a_checkpoint_is_read_without_running_code(tmp_path) -> None:
 
 
 def test_bad_input_is_refused_with_the_remedy() -> None:
-    views = two_views()
+    views, one = two_views(), two_views(1)
     terms = sim().draw(views[0], mixture_generators(0, 0))
     wrong = SimCLR(nn.Conv2d(3, 4, 3), WIDTH)
     with pytest.raises(ValueError, match=r"the encoder made features of shape \[6, 4, 14, 14\].*expected \[6, 8\]"):
@@ -287,7 +287,6 @@ def test_bad_input_is_refused_with_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"expected two views \[N, C, H, W\] of one shape"):
         make("byol")((views[0], views[1][:3]), terms)
     with pytest.raises(ValueError, match="a batch of one image cannot be batch-normalised"):
-        one = two_views(1)
         make("simsiam")(one, sim().draw(one[0], mixture_generators(0, 0)))
     with pytest.raises(ValueError, match="drawn for 6 images and is called on 4"):
         make("simclr")((views[0][:4], views[1][:4]), bsim().draw(views[0], mixture_generators(0, 0)))

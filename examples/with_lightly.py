@@ -1,0 +1,58 @@
+"""lightly's own SimCLR, made SimCLR-BSIM: the building blocks are lightly's, the marked lines are mixview's.
+
+python examples/with_lightly.py
+"""
+
+import argparse
+
+import stripes
+import torch
+from lightly.models.modules import SimCLRProjectionHead
+from torch import Tensor, nn
+
+from mixview import CutMix
+from mixview.losses import nt_xent
+
+WIDTH = 64
+
+
+class SimCLR(nn.Module):
+    """As in lightly's documentation."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projection_head = SimCLRProjectionHead(WIDTH, WIDTH, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.projection_head(self.backbone(x).flatten(start_dim=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=150)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    train, test = stripes.draw(2000, generator), stripes.draw(500, generator)
+    model = SimCLR(stripes.small_encoder(WIDTH))
+    before = stripes.nearest_neighbour_accuracy(model.backbone, train, test)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    mixer = CutMix(alpha=1.0, per_sample=True)  # mixview
+    for step in range(options.steps):
+        chosen = train[0][torch.randint(len(train[0]), (128,), generator=generator)]
+        x0, x1 = stripes.augment(chosen, generator), stripes.augment(chosen, generator)
+        mixture = mixer.draw(x0, generator)  # mixview
+        z0, z1 = model(mixture(x0)), model(x1)  # mixview
+        loss = nt_xent(z0, z1, mixture, temperature=0.2)  # mixview
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 50 == 0:
+            print(f"step {step:4} of {options.steps}   loss {float(loss.detach()):.3f}", flush=True)
+    after = stripes.nearest_neighbour_accuracy(model.backbone, train, test)
+    print(f"right class of the nearest neighbour: {before:.1%} at random, {after:.1%} after {options.steps} steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The examples run, as a user would run them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plain_pytorch.py", "--steps", "3"],
+        ["lightning_trainer.py", "--epochs", "1"],
+        ["with_lightly.py", "--steps", "3"],
+    ],
+    ids=lambda c: c[0],
+)
+def test_example_runs(command: list[str], tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, str(EXAMPLES / command[0]), *command[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "right class of the nearest neighbour" in run.stdout
+    if command[0] == "plain_pytorch.py":
+        assert (tmp_path / "demo" / "mixtures.png").stat().st_size > 1000
+
+
+def test_every_example_is_tested() -> None:
+    commands = test_example_runs.pytestmark[0].args[1]
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {command[0] for command in commands} | {"stripes.py"}
