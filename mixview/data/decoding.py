@@ -7,18 +7,18 @@ with the name of the file and the reason. Nothing global is changed: Pillow's ow
 
 import io
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, final, get_args
 
 import numpy as np
 from PIL import Image, ImageFile
 
 from mixview.data.source import BadImage, Pixels
 
-Mode = Literal["RGB", "L", "stored"]
+Mode = Literal["RGB", "L", "stored", "palette"]
 
 IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff")
-    + (".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga", ".qoi")
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga", ".qoi"}
 )
 """File names that end like this (in any case) are taken for images."""
 
@@ -47,14 +47,14 @@ class Decoder:
     """Turns what a source reads into pixels [H, W, C]."""
 
     mode: Mode = "RGB"
-    """RGB, L (greyscale), or stored: as many channels as the file or array has."""
+    """RGB, L (greyscale), stored (whatever channels there are), or palette (a mask: the numbers of its colours)."""
 
     max_pixels: int = MAX_PIXELS
     """Larger images are refused before they are unpacked, so that a small file cannot fill the memory."""
 
     def __post_init__(self) -> None:
-        if self.mode not in ("RGB", "L", "stored"):
-            raise ValueError(f'mode must be "RGB", "L" or "stored", got {self.mode!r}')
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
         if self.max_pixels < 1:
             raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
 
@@ -118,6 +118,10 @@ def upright(image: Image.Image) -> Image.Image:
 
 def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
     """A loaded image in the mode that is asked for."""
+    if mode == "palette":
+        if image.mode not in ("P", "L"):
+            raise BadImage(name, f"is a mask of mode {image.mode}: save it with a palette or as 8-bit greyscale")
+        return np.array(image)[:, :, None]
     if image.mode.startswith(("I", "F")):
         return channels_as(mode, eight_bits(image, name)[:, :, None], name)
     if image.mode == "1":
@@ -150,7 +154,7 @@ def eight_bits(image: Image.Image, name: str) -> Pixels:
 def channels_as(mode: Mode, pixels: Pixels, name: str) -> Pixels:
     """Pixels [H, W, C] with the channels of the mode."""
     channels = pixels.shape[2]
-    if mode == "stored" or channels == (3 if mode == "RGB" else 1):
+    if mode in ("stored", "palette") or channels == (3 if mode == "RGB" else 1):
         return pixels
     if channels == 1:
         return np.repeat(pixels, 3, axis=2)

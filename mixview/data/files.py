@@ -70,7 +70,7 @@ class ImageFiles(Source):
         root = os.fsencode(self.root)
         paths = (os.path.join(root, self._names.encoded(index)) for index in range(len(self)))  # noqa: PTH118
         sizes = np.fromiter(map(file_size, paths), dtype=np.int64, count=len(self))
-        return fingerprint(self._names, sizes, self._labels)
+        return fingerprint(self._names, sizes, self.labels(), self.label_sets())
 
 
 def read_file(path: Path, name: str) -> bytes:

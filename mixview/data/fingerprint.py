@@ -8,23 +8,24 @@ import numpy.typing as npt
 from mixview.data.packed import PackedStrings
 
 
-def fingerprint(names: PackedStrings, sizes: npt.NDArray[np.int64], *more: npt.NDArray[np.generic] | None) -> str:
+def fingerprint(
+    names: PackedStrings,
+    sizes: npt.NDArray[np.int64],
+    *more: npt.NDArray[np.generic] | None,
+    count: int | None = None,
+) -> str:
     """A line such as `800 images, 21403112 bytes, 5f1c0a9be2d04c11`, legible so that a change explains itself.
 
     Args:
         names: the name of each image, or of each file that holds images.
         sizes: [N] the bytes of each.
         more: whatever else decides what is learned, labels for one.
+        count: the number of images, where a file holds many.
     """
     digest = hashlib.blake2b(digest_size=8)
     for array in (*names.arrays, sizes.astype(np.int64), *more):
         digest.update(b"-" if array is None else np.ascontiguousarray(array).tobytes())
-    return describe(len(names), int(sizes.clip(0).sum()), digest.hexdigest())
-
-
-def describe(count: int, total: int, digest: str) -> str:
-    """The form that every fingerprint has."""
-    return f"{count} images, {total} bytes, {digest}"
+    return f"{len(names) if count is None else count} images, {int(sizes.clip(0).sum())} bytes, {digest.hexdigest()}"
 
 
 def explain_change(recorded: str, found: str) -> str | None:

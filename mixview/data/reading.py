@@ -94,9 +94,10 @@ class Reader:
         """Stop when too many are bad."""
         count = int(self._bad.sum()) + len(self.source.skipped)
         total = len(self.source) + len(self.source.skipped)
-        if not self.tolerance.allows(count, total):
+        allowed = self.tolerance
+        if not allowed.allows(count, total):
             raise SourceError(
-                f"{count} of {total} images are bad, more than the {self.tolerance.count} or {self.tolerance.share:.1%} "
+                f"{count} of {total} images are bad, more than the {allowed.count} or {allowed.share:.1%} "
                 f"that are tolerated; mend or remove them, or raise the tolerance: {self._list()}"
             )
 
