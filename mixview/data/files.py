@@ -108,13 +108,13 @@ def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
         folder = root / prefix
         try:
             status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in ancestors:
+                skipped[prefix] = "is a link to a folder that holds it"
+                continue
             entries = os.scandir(folder)
         except OSError as error:
             skipped[prefix or str(root)] = f"cannot be opened ({error.strerror})"
-            continue
-        identity = (status.st_dev, status.st_ino)
-        if identity in ancestors:
-            skipped[prefix] = "is a link to a folder that holds it"
             continue
         with entries:
             for entry in entries:

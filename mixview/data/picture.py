@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mixview.data.decoding import Decoder
 from mixview.data.reading import Reader
-from mixview.data.source import Objects, Pixels, Source
+from mixview.data.source import BadImage, Objects, Pixels, Source
 from mixview.mixing import CutMix, Mixup
 
 TILE = 160
@@ -53,8 +53,7 @@ def contact_sheet(rows: Sequence[Row], tile: int = TILE) -> Image.Image:
 def source_rows(source: Source, count: int = 8, seed: int = 0, tile: int = TILE) -> list[Row]:
     """What a source looks like: `count` of its images, drawn by the seed, and their mixtures under CutMix and Mixup."""
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    encoded = isinstance(source.read(int(order[0])), bytes)
-    reader = Reader(source, Decoder("RGB" if encoded else "stored"))  # an array may have any number of channels
+    reader = Reader(source, Decoder("RGB" if is_encoded(source, int(order[0])) else "stored"))
     readings = [reader[index] for index in order[:count].tolist()]
     pictures = [to_rgb(reading.pixels) for reading in readings]
     objects = [source.objects(reading.index) for reading in readings]
@@ -71,6 +70,14 @@ def source_rows(source: Source, count: int = 8, seed: int = 0, tile: int = TILE)
             others = [f"{shares[i]}, the rest of {j + 1}" for i, j in enumerate(mixture.partner.tolist())]
             rows.append(Row(f"{type(mixer).__name__}, the first with the last", list(mixed), others))
     return rows
+
+
+def is_encoded(source: Source, index: int) -> bool:
+    """Whether a source reads files, not arrays, which may have any number of channels."""
+    try:
+        return isinstance(source.read(index), bytes)
+    except BadImage:
+        return True
 
 
 def caption(source: Source, index: int) -> str:
