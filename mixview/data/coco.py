@@ -132,13 +132,23 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def pack_segmentation(segmentation: Any) -> bytes:
-    """Polygons as float32 and a run-length code as JSON, told apart by their first byte."""
+    """A run-length code as JSON, polygons as numbers, told apart by the first byte.
+
+    COCO writes coordinates with two decimals, which float32 can tell apart; any others are kept in float64.
+    """
     if not segmentation:
         return b""
     if isinstance(segmentation, dict):
         return b"r" + json.dumps(segmentation).encode()
-    rings = [np.array(ring, dtype="<f4").tobytes() for ring in segmentation]
-    return b"p" + b"".join(np.int32(len(ring)).tobytes() + ring for ring in rings)
+    rings = [np.array(ring, dtype="<f8") for ring in segmentation]
+    short = all((two_decimals(ring.astype("<f4")) == ring).all() for ring in rings)
+    packed = [(ring.astype("<f4") if short else ring).tobytes() for ring in rings]
+    return (b"4" if short else b"8") + b"".join(np.int32(len(ring)).tobytes() + ring for ring in packed)
+
+
+def two_decimals(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """The numbers of two decimals that were rounded to float32."""
+    return np.asarray(np.round(values.astype(np.float64), 2), dtype=np.float64)
 
 
 def draw_mask(packed: bytes, height: int, width: int) -> npt.NDArray[np.bool_]:
@@ -159,7 +169,9 @@ def draw_mask(packed: bytes, height: int, width: int) -> npt.NDArray[np.bool_]:
         rings, start = [], 1
         while start < len(packed):
             stop = start + 4 + int(np.frombuffer(packed, np.int32, 1, start)[0])
-            rings.append(np.frombuffer(packed[start + 4 : stop], "<f4").astype(float).tolist())
+            ring = packed[start + 4 : stop]
+            short = packed[:1] == b"4"
+            rings.append((two_decimals(np.frombuffer(ring, "<f4")) if short else np.frombuffer(ring, "<f8")).tolist())
             start = stop
         # Fewer than three corners have no area, and pycocotools would take four numbers for a box.
         rings = [ring for ring in rings if len(ring) >= 6]

@@ -171,14 +171,18 @@ def stratify(order: Indices, labels: npt.NDArray[np.int64], fraction: float) -> 
 def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: float) -> Indices:
     """Class by class from the rarest on, the first in `order` until the class has its share; no class is a class, too.
 
-    The images that were chosen for rarer classes count for the commoner ones that they show besides.
+    The images that were chosen for rarer classes count for the commoner ones that they show besides, and those that show
+    a rarer class, which has its share by then, are chosen last.
     """
     present = np.column_stack([present, ~present.any(axis=1)])[order]
     counts = present.sum(axis=0)
     chosen = np.zeros(len(order), dtype=np.bool_)
+    rarer = np.zeros(len(order), dtype=np.bool_)
     for column in np.argsort(counts, kind="stable"):
         own = present[:, column]
         wanted = max(round(fraction * int(counts[column])), min(1, int(counts[column])))
         missing = wanted - int((own & chosen).sum())
-        chosen[np.flatnonzero(own & ~chosen)[: max(missing, 0)]] = True
+        free = np.concatenate([np.flatnonzero(own & ~chosen & ~rarer), np.flatnonzero(own & ~chosen & rarer)])
+        chosen[free[: max(missing, 0)]] = True
+        rarer |= own
     return order[chosen]

@@ -216,6 +216,9 @@ def walk_shard(file: RemoteFile | io.BufferedReader, shard: str) -> ShardIndex:
                     content = archive.extractfile(member)
                     assert content is not None
                     classes[stem] = content.read().decode("utf-8", "replace").strip()
+            file.seek(archive.offset)
+            if file.read(512) != bytes(512):  # the block of zeros at the end; tarfile says nothing when it is missing
+                raise tarfile.ReadError("it ends early")
     except (tarfile.TarError, OSError, EOFError) as error:
         raise SourceError(
             f"the shard {shard} is not a whole, uncompressed tar file ({error}): unpack it, or copy it again"
