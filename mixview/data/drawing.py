@@ -68,7 +68,7 @@ class Numbers:
 def sine(turns: Floats) -> Floats:
     """About sin(2π turns), to 0.1 %, from operations that round alike everywhere."""
     turns = turns - np.floor(turns + np.float32(0.5))
-    wave = turns * (8 - 16 * np.abs(turns))
+    wave: Floats = turns * (8 - 16 * np.abs(turns))
     return wave * (np.float32(0.775) + np.float32(0.225) * np.abs(wave))
 
 
@@ -79,9 +79,13 @@ def direction(turns: Floats) -> tuple[Floats, Floats]:
     return x / norm, y / norm
 
 
+def clamp(value: Floats, low: float = 0, high: float = 1) -> Floats:
+    return np.minimum(np.maximum(value, np.float32(low)), np.float32(high))
+
+
 def smooth(value: Floats) -> Floats:
     """0 below 0, 1 above 1, and an S between."""
-    value = np.clip(value, 0, 1)
+    value = clamp(value)
     return value * value * (3 - 2 * value)
 
 
@@ -98,7 +102,7 @@ def cell(table: Floats, column: Ints, row: Ints) -> Floats:
     """The random number of a cell of the plane, repeating every 8 × 8."""
     index = (column & 7) * 8 + (row & 7)
     index += (np.arange(len(table)) * table.shape[1])[:, None, None]
-    return table.ravel()[index]
+    return table.take(index)
 
 
 def noise(u: Floats, v: Floats, table: Floats) -> Floats:
@@ -118,12 +122,12 @@ def plain(u: Floats, v: Floats, table: Floats) -> Floats:
 
 
 def stripes(u: Floats, v: Floats, table: Floats) -> Floats:
-    return np.clip(np.float32(0.5) + 2 * sine(u + np.float32(0.15) * sine(np.float32(0.3) * v)), 0, 1)
+    return clamp(np.float32(0.5) + 2 * sine(u + np.float32(0.15) * sine(np.float32(0.3) * v)))
 
 
 def checks(u: Floats, v: Floats, table: Floats) -> Floats:
     half = np.float32(0.5)
-    return np.clip(half + 4 * sine(u * half) * sine(v * half), 0, 1)
+    return clamp(half + 4 * sine(u * half) * sine(v * half))
 
 
 def dots(u: Floats, v: Floats, table: Floats) -> Floats:
@@ -218,7 +222,7 @@ def colour(hue: Floats, chroma: Floats, lightness: Floats) -> Floats:
     """[3, n] of about that lightness."""
     channels = [sine(hue + np.float32(0.25 + third / 3)) for third in range(3)]
     grey = np.float32(0.3) * channels[0] + np.float32(0.59) * channels[1] + np.float32(0.11) * channels[2]
-    return np.clip(np.stack([lightness + chroma * (channel - grey) for channel in channels]), 0.02, 0.98)
+    return clamp(np.stack([lightness + chroma * (channel - grey) for channel in channels]), 0.02, 0.98)
 
 
 class Look(NamedTuple):
@@ -251,7 +255,7 @@ class Look(NamedTuple):
 def look(numbers: Numbers, name: str, lightness: Floats, contrast: float, period: tuple[float, float]) -> Look:
     """A random texture in two related colours around a lightness."""
     hue = numbers.uniform(f"{name} hue")
-    chroma = numbers.uniform(f"{name} chroma", 0.06, 0.36)
+    chroma = numbers.uniform(f"{name} chroma", 0.03, 0.35)
     spread = numbers.uniform(f"{name} spread", 0.4 * contrast, contrast)
     other = hue + numbers.uniform(f"{name} other hue", -0.16, 0.16)
     scale = numbers.uniform(f"{name} period")
@@ -295,7 +299,7 @@ class Outline(NamedTuple):
     """[n] how much lighter (or, negative, darker) the very edge is."""
 
     def pick(self, rows: Ints) -> "Outline":
-        return Outline(*(values[rows] for values in self))
+        return Outline(self.classes[rows], self.sides[rows], self.bevel[rows], self.rim[rows])
 
     def distance(self, u: Floats, v: Floats) -> Floats:
         shapes = tuple(SHAPES.values())
@@ -336,12 +340,12 @@ class Layer(NamedTuple):
         distance = outline.distance(*frame.coordinates(x, y)) * scale
         surface = self.look.paint(x, y)
         # The rounded edge catches the light where the outline (the gradient of the distance) faces it.
-        slope = np.clip(1 + distance / (plane(outline.bevel) * scale), 0, 1)
+        slope = clamp(1 + distance / (plane(outline.bevel) * scale))
         facing = difference(distance, 2) * plane(light.x) + difference(distance, 1) * plane(light.y)
-        shine(surface, np.clip(facing / pixel, -1, 1) * slope * plane(light.relief))
+        shine(surface, clamp(facing / pixel, -1, 1) * slope * plane(light.relief))
         shine(surface, smooth(1 + distance / (np.float32(0.06) * scale + pixel)) * plane(outline.rim))
 
-        cover = np.clip(np.float32(0.5) - distance / pixel, 0, 1)
+        cover = clamp(np.float32(0.5) - distance / pixel)
         canvas[:, self.rows] = below + cover * (surface - below)
         return distance < 0
 
@@ -366,7 +370,7 @@ def contrasting(numbers: Numbers, name: str, ground: Floats, least: float, most:
     step = numbers.uniform(f"{name} contrast", least, most)
     up = numbers.chance(f"{name} brighter", 0.5)
     up = np.where(ground + step > np.float32(0.9), False, np.where(ground - step < np.float32(0.1), True, up))
-    return np.clip(np.where(up, ground + step, ground - step), 0.06, 0.94).astype(np.float32)
+    return clamp(np.where(up, ground + step, ground - step), 0.06, 0.94)
 
 
 def finish(numbers: Numbers, name: str, classes: Ints, sides: Floats) -> Outline:
@@ -382,7 +386,7 @@ def clutter(numbers: Numbers, name: str, ground: Floats, light: Light, centre: F
     height = np.where(slim, np.float32(2.2), numbers.uniform(f"{name} high", 0.45, 0.8))
     rounding = np.minimum(width, height) * numbers.uniform(f"{name} rounding", 0.15, 1.0)
     sides = np.stack([width, height, rounding], -1).astype(np.float32)
-    tone = contrasting(numbers, name, ground, 0.06, 0.3)
+    tone = contrasting(numbers, name, ground, 0.06, 0.34)
     return Layer(
         np.arange(len(numbers)),
         place(numbers, name, centre, scale, 0.2),
@@ -395,7 +399,7 @@ def clutter(numbers: Numbers, name: str, ground: Floats, light: Light, centre: F
 def some(layer: Layer, present: npt.NDArray[np.bool_]) -> Layer:
     """The layer in those images alone."""
     rows = np.flatnonzero(present)
-    return Layer(rows, *(part.pick(rows) for part in layer[1:]))
+    return Layer(rows, layer.frame.pick(rows), layer.outline.pick(rows), layer.look.pick(rows), layer.light.pick(rows))
 
 
 def blur(canvas: Floats, amount: Floats) -> Floats:
@@ -448,8 +452,8 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     for slot in range(slots):
         name = f"object {slot}"
         if slots == 1:
-            scale = numbers.uniform(f"{name} scale", 0.6, 1.0)
-            centre = numbers.table(f"{name} centre", 2, -1, 1) * (1 - np.float32(0.85) * scale)[:, None]
+            scale = numbers.uniform(f"{name} scale", 0.55, 0.95)
+            centre = numbers.table(f"{name} centre", 2, -1, 1) * (np.float32(1.1) - np.float32(0.85) * scale)[:, None]
         else:
             scale = numbers.uniform(f"{name} scale", 0.34, 0.54)
             quarter = (slot + numbers.integer("first quarter", 4)) % 4
@@ -471,20 +475,20 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
 
     # What stands in front reaches over the rim of the first object, not over its middle.
     outwards = np.stack(direction(numbers.uniform("front angle")), -1)
-    away = frames[0].scale * numbers.uniform("front distance", 0.6, 0.9)
+    away = frames[0].scale * numbers.uniform("front distance", 0.75, 1.05)
     front = clutter(
         numbers,
         "front",
         ground,
         light,
         frames[0].centre + outwards * away[:, None],
-        frames[0].scale * numbers.uniform("front scale", 0.3, 0.5),
+        frames[0].scale * numbers.uniform("front scale", 0.28, 0.45),
     )
     front = some(front, numbers.chance("front present", 0.6))
     masks[front.rows] &= ~front.lay(canvas, x, y)[:, None]
 
     slant = numbers.uniform("slant", 0, 0.35)
     shine(canvas, (x * plane(light.x) + y * plane(light.y)) * plane(slant))
-    canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.6, 1), 0))
-    pixels = (np.clip(canvas, 0, 1) * 255 + np.float32(0.5)).astype(np.uint8)
+    canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.7, 0.8), 0))
+    pixels = (clamp(canvas) * 255 + np.float32(0.5)).astype(np.uint8)
     return np.ascontiguousarray(np.moveaxis(pixels, 0, -1)), masks

@@ -24,14 +24,13 @@ def disc(u: Floats, v: Floats, radius: float) -> Floats:
     return length(u, v) - np.float32(radius)
 
 
-def box(
-    u: Floats, v: Floats, width: Floats | float, height: Floats | float, rounding: Floats | float = 0.0
-) -> Floats:
+def box(u: Floats, v: Floats, width: Floats | float, height: Floats | float, rounding: Floats | float = 0.0) -> Floats:
     """A rectangle about the origin of half-sides `width` and `height`, its corners rounded."""
-    width, height, rounding = np.float32(width), np.float32(height), np.float32(rounding)
-    across, down = np.abs(u) - (width - rounding), np.abs(v) - (height - rounding)
+    corner: Floats = np.asarray(rounding, np.float32)
+    across: Floats = np.abs(u) - (np.asarray(width, np.float32) - corner)
+    down: Floats = np.abs(v) - (np.asarray(height, np.float32) - corner)
     outside = length(np.maximum(across, 0), np.maximum(down, 0))
-    return outside + np.minimum(np.maximum(across, down), 0) - rounding
+    return outside + np.minimum(np.maximum(across, down), 0) - corner
 
 
 def polygon(u: Floats, v: Floats, corners: Sequence[tuple[float, float]]) -> Floats:
@@ -97,7 +96,7 @@ def gear(u: Floats, v: Floats) -> Floats:
 
 def leaf(u: Floats, v: Floats) -> Floats:
     v = v + np.float32(0.14)
-    blade = np.maximum(disc(u - np.float32(0.56), v, 1.02), disc(u + np.float32(0.56), v, 1.02))
+    blade = np.maximum(disc(u - np.float32(0.64), v, 1.08), disc(u + np.float32(0.64), v, 1.08))
     return np.minimum(blade, box(u, v - np.float32(0.95), 0.07, 0.3))
 
 
@@ -164,7 +163,7 @@ _DRAWN: dict[str, tuple[Shape, float]] = {
     "ring": (ring, 1.6236),
     "cross": (cross, 1.6524),
     "gear": (gear, 2.0455),
-    "leaf": (leaf, 1.1635),
+    "leaf": (leaf, 1.1282),
     "bolt": (bolt, 0.7826),
     "mushroom": (mushroom, 1.5066),
     "fish": (fish, 1.1952),
