@@ -341,7 +341,7 @@ class Layer(NamedTuple):
         surface = self.look.paint(x, y)
         # The rounded edge catches the light where the outline (the gradient of the distance) faces it.
         slope = clamp(1 + distance / (plane(outline.bevel) * scale))
-        facing = difference(distance, 2) * plane(light.x) + difference(distance, 1) * plane(light.y)
+        facing: Floats = difference(distance, 2) * plane(light.x) + difference(distance, 1) * plane(light.y)
         shine(surface, clamp(facing / pixel, -1, 1) * slope * plane(light.relief))
         shine(surface, smooth(1 + distance / (np.float32(0.06) * scale + pixel)) * plane(outline.rim))
 

@@ -174,13 +174,7 @@ def view_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         prefetch_factor=prefetch if workers > 0 else None,
-        # Workers that share the cores of one machine get in each other's way with several threads each.
-        worker_init_fn=one_thread if workers > 0 else None,
     )
-
-
-def one_thread(worker: int) -> None:
-    torch.set_num_threads(1)
 
 
 def to_tensor(pixels: Pixels) -> Tensor:

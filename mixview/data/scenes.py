@@ -78,6 +78,7 @@ class Scenes(Source):
         self.classes: tuple[str, ...] = tuple(SHAPES)[:classes]
         self.cache = cache_folder() if cache is True else Path(cache) if cache else None
         self._chunks: OrderedDict[int, Pixels] = OrderedDict()
+        self._masks: tuple[int, Ints, npt.NDArray[np.bool_]] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -86,7 +87,7 @@ class Scenes(Source):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_chunks": OrderedDict()}
+        return {**self.__dict__, "_chunks": OrderedDict(), "_masks": None}
 
     def __len__(self) -> int:
         return self.count
@@ -115,14 +116,19 @@ class Scenes(Source):
 
     def objects(self, index: int) -> Objects:
         """The objects, from the back to the front, with the masks and the boxes of what is visible of them."""
-        indices = np.array([self._check(index)])
-        drawn = self._classes(indices)
-        _, masks = draw(Numbers(self.seed, self.split, indices), drawn, self.size)
-        # Frontal clutter and neighbours leave most of every object in sight; at 16 pixels that may be no whole pixel.
-        seen = (drawn[0] >= 0) & masks[0].any((1, 2))
-        classes, visible = drawn[0, seen], masks[0, seen]
+        # One at a time costs as much as several: whoever goes through the masks in order has the next ones ready.
+        step = max(1, 2**14 // self.size**2)
+        group, position = divmod(self._check(index), step)
+        if self._masks is None or self._masks[0] != group:
+            indices = np.arange(group * step, min((group + 1) * step, self.count))
+            drawn = self._classes(indices)
+            self._masks = group, drawn, draw(Numbers(self.seed, self.split, indices), drawn, self.size)[1]
+        _, drawn, masks = self._masks
+        # Neighbours and what stands in front leave most of an object in sight, but at 16 pixels that may be no pixel.
+        seen = (drawn[position] >= 0) & np.max(masks[position], (1, 2))
+        classes, visible = drawn[position, seen], masks[position, seen]
         none = np.zeros(len(classes), bool)
-        return Objects(mask_boxes(visible), classes, none, none, visible)
+        return Objects(mask_boxes(visible), classes, none, none.copy(), visible)
 
     @property
     def chunk_size(self) -> int:

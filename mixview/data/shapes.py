@@ -59,11 +59,10 @@ def star(u: Floats, v: Floats) -> Floats:
 
 
 def heart(u: Floats, v: Floats) -> Floats:
-    x, y = np.abs(u), np.float32(0.55) - v
-    lobe = length(x - np.float32(0.25), y - np.float32(0.75)) - np.float32(0.35355)
-    slope = np.maximum(x + y, 0) * np.float32(0.5)
-    point = np.sqrt(np.minimum(x * x + (y - 1) * (y - 1), (x - slope) * (x - slope) + (y - slope) * (y - slope)))
-    return np.where(x + y > 1, lobe, np.where(x > y, point, -point))
+    v = v + np.float32(0.07)
+    lobes = disc(np.abs(u) - np.float32(0.44), v + np.float32(0.32), 0.48)
+    corners = [(0, 0.95), (0.807, -0.012), (0.44, -0.32), (0, -0.45), (-0.44, -0.32), (-0.807, -0.012)]
+    return np.minimum(lobes, polygon(u, v, corners))
 
 
 def arrow(u: Floats, v: Floats) -> Floats:
@@ -157,7 +156,7 @@ AREA = 1.0
 # Drawn at their own scale, the shapes cover this much (a test measures it).
 _DRAWN: dict[str, tuple[Shape, float]] = {
     "star": (star, 1.2932),
-    "heart": (heart, 0.8928),
+    "heart": (heart, 2.0348),
     "arrow": (arrow, 1.1740),
     "crescent": (crescent, 1.1961),
     "ring": (ring, 1.6236),
