@@ -1,0 +1,1 @@
+"""Pretraining: from a source of images to an encoder."""

@@ -1,0 +1,185 @@
+"""The training loop, in plain sight. Devices, processes and precision are Lightning Fabric's."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from mixview.data.loading import Batches, Item
+from mixview.methods import Method, backward
+from mixview.methods.gradcache import cached_backward
+from mixview.methods.method import Targets, Views, unwrap
+from mixview.methods.simclr import SimCLR
+from mixview.mixing import mixture_generators
+from mixview.objective import Objective
+from mixview.train.optimisers import Optimizer, set_learning_rate
+from mixview.train.stopping import Stopping
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss is not a number any more."""
+
+
+@dataclass
+class Engine:
+    """Everything a step needs. Nothing in it is random but by (seed, step, rank), so a step can be repeated."""
+
+    fabric: Fabric
+    module: nn.Module
+    """The method, set up by Fabric."""
+    optimizer: torch.optim.Optimizer
+    settings: Optimizer
+    objective: Objective
+    batches: Batches
+    loader: DataLoader[Item]
+    epochs: int
+    seed: int = 0
+    accumulate: int = 1
+    """Micro-batches a step and device."""
+    exact_batch: bool = False
+    """SimCLR: accumulate by cached gradients, so that the negatives are the whole batch's."""
+    mix_groups: int = 1
+    channels_last: bool = False
+    step: int = 0
+    """Optimiser steps that are done."""
+
+    def __post_init__(self) -> None:
+        self.method: Method = unwrap(self.module)
+        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.epochs * self.batches.total
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that are done."""
+        return self.step / self.batches.total
+
+    def train(self, stopping: Stopping) -> Iterator[tuple[Tensor, float, str | None]]:
+        """Train on from `step`; after every step yields the loss, the learning rate, and why to stop, if it is time."""
+        while self.step < self.steps:
+            epoch, position = divmod(self.step, self.batches.total)
+            self.batches.go_to(epoch, position)
+            for first, second, _ in self.loader:
+                rate = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
+                loss = self.take_step(self.to_device(first), self.to_device(second))
+                self.step += 1
+                reason = stopping.now(self.step)
+                yield loss, rate, reason
+                if reason is not None:
+                    return
+
+    def take_step(self, first: Tensor, second: Tensor) -> Tensor:
+        """One optimiser step on this process's part of a batch."""
+        torch.manual_seed(step_seed(self.seed, self.step, self.fabric.global_rank))  # dropout, should there be any
+        loss, targets = self.accumulate_gradient(first, second)
+        self.finite &= torch.isfinite(loss)
+        if self.settings.clip is not None:
+            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=self.settings.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.method.advance(*targets, progress=self.step / self.steps)
+        return loss
+
+    def accumulate_gradient(self, first: Tensor, second: Tensor) -> tuple[Tensor, list[Targets]]:
+        """The gradient of the step, micro-batch by micro-batch; the mean loss and all targets."""
+        if self.exact_batch and self.accumulate > 1:
+            return self.cached_gradient(first, second)
+        total, targets = torch.zeros((), device=first.device), []
+        parts = list(zip(first.chunk(self.accumulate), second.chunk(self.accumulate), strict=True))
+        for number, views in enumerate(parts):
+            share = len(views[0]) / len(first)
+            group = self.fabric.global_rank * self.accumulate + number
+            generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
+            loss, target = backward(
+                self.module,
+                views,
+                self.objective.draw(views[0], generators),
+                call=self.backward_by(share),
+                no_sync=self.no_sync,
+                sync=number == len(parts) - 1,
+            )
+            total = total + share * loss
+            targets.append(target)
+        return total, targets
+
+    def cached_gradient(self, first: Tensor, second: Tensor) -> tuple[Tensor, list[Targets]]:
+        """The gradient of the whole batch by GradCache."""
+        assert isinstance(self.method, SimCLR)
+        generators = mixture_generators(
+            self.seed, self.step, rank=self.fabric.global_rank, mix_groups=self.mix_groups
+        )
+        terms = self.objective.draw(first, generators)
+        micro_batch = -(-len(first) // self.accumulate)
+        loss, target = cached_backward(self.module, (first, second), terms, micro_batch=micro_batch)
+        return loss, [target]
+
+    def backward_by(self, share: float) -> Callable[[Tensor], None]:
+        """Goes backward through this share of a loss."""
+        return lambda loss: self.fabric.backward(loss * share if share != 1 else loss)
+
+    def no_sync(self) -> AbstractContextManager[object]:
+        """The context in which gradients do not cross processes."""
+        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)  # type: ignore[arg-type]
+        return context
+
+    def to_device(self, view: Tensor) -> Tensor:
+        memory = torch.channels_last if self.channels_last else torch.preserve_format
+        return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
+
+    def check_finite(self) -> None:
+        """Raise when any loss so far was not finite. Reads a value back: not for every step on an accelerator."""
+        if not bool(self.finite):
+            raise NonFiniteLoss(
+                f"the loss was not finite at or before step {self.step} (epoch {self.epoch:.2f}): nothing was saved "
+                "after it; resume from the last checkpoint with a smaller --optimizer.lr, with --optimizer.clip 1, or "
+                "in another --precision"
+            )
+
+    @torch.no_grad()
+    def loss_of_all(self, loss: Tensor) -> float:
+        """The mean over processes."""
+        mean: Any = self.fabric.all_reduce(loss.detach(), reduce_op="mean")
+        return float(mean)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a run needs to go on as if nothing had happened."""
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        return {
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "step": self.step,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.method.load_state_dict(state["method"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        if scaler is not None and state["scaler"] is not None:
+            scaler.load_state_dict(state["scaler"])
+        self.step = int(state["step"])
+
+    def try_step(self, views: Views) -> None:
+        """Forward and backward of one step, without a trace: to see what it costs."""
+        with torch.random.fork_rng(devices=[] if self.fabric.device.type == "cpu" else None):
+            buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+            self.accumulate_gradient(*views)
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                for name, buffer in self.method.named_buffers():
+                    buffer.copy_(buffers[name])
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of whatever in a network is random, of one step on one process."""
+    return int.from_bytes(hashlib.blake2b(f"step/{seed}/{step}/{rank}".encode(), digest_size=8).digest(), "big") >> 1

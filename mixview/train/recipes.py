@@ -1,0 +1,70 @@
+"""Recipes: named settings, one file each. A recipe says what it changes of its `base`, so that no two are copies."""
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+
+class Recipe(NamedTuple):
+    """A recipe, with everything that its bases say."""
+
+    name: str
+    about: dict[str, str]
+    """what, cost, paper: for people."""
+    settings: dict[str, Any]
+    """Fields of `mixview.train.pretraining.Pretraining`."""
+
+
+def names() -> list[str]:
+    """The recipes that come with mixview; those that begin with an underscore are bases only."""
+    folder = resources.files("mixview") / "recipes"
+    found = [f"{group.name}/{file.name.removesuffix('.yaml')}" for group in folder.iterdir() for file in group.iterdir()]
+    return sorted(name for name in found if not name.split("/")[1].startswith("_"))
+
+
+def read(name: str) -> Recipe:
+    """The recipe of a name, or of a YAML file of one's own."""
+    chain = []
+    base: str | None = name
+    while base is not None:
+        if base in (seen for seen, _ in chain):
+            raise ValueError(f"the recipe {name} is its own base: {' -> '.join(seen for seen, _ in chain)} -> {base}")
+        content = yaml.safe_load(text_of(base))
+        if not isinstance(content, dict):
+            raise ValueError(f"the recipe {base} holds no settings: it should be lines such as `method: mocov2`")
+        chain.append((base, content))
+        base = content.pop("base", None)
+    about: dict[str, str] = chain[0][1].get("about", {})
+    settings: dict[str, Any] = {}
+    for _, content in reversed(chain):
+        content.pop("about", None)
+        merge(settings, content)
+    return Recipe(name, about, settings)
+
+
+def text_of(name: str) -> str:
+    """A recipe's file."""
+    own = Path(name)
+    if own.suffix in (".yaml", ".yml"):
+        if not own.is_file():
+            raise ValueError(f"there is no recipe file {own}: give a path, or one of the names in `mixview recipes`")
+        return own.read_text(encoding="utf-8")
+    group, _, file = name.partition("/")
+    found = resources.files("mixview") / "recipes" / group / f"{file}.yaml"
+    if not file or not found.is_file():
+        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]}?" if close else "`mixview recipes` lists them"
+        raise ValueError(f"there is no recipe {name}: {hint}")
+    return found.read_text(encoding="utf-8")
+
+
+def merge(settings: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Lay changes over settings, group by group."""
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(settings.get(name), dict):
+            merge(settings[name], value)
+        else:
+            settings[name] = value

@@ -1,0 +1,191 @@
+"""How a run looks at itself: metrics, k-NN accuracy on held-out images, signs of collapse, pictures of what it sees."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torchvision.transforms.v2 import functional as F
+
+from mixview.data.augmentation import Augmentation, views
+from mixview.data.loading import to_tensor
+from mixview.data.opening import open_source
+from mixview.data.reading import Reader
+from mixview.data.source import Source, SourceError
+from mixview.data.splits import Subset, take_fraction
+from mixview.evaluate.knn import knn_accuracy
+from mixview.methods import Method
+from mixview.mixing import mixture_generators
+from mixview.objective import Objective
+from mixview.train.collapse import diagnose, verdict
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How often a run looks at itself, and what it keeps."""
+
+    log_every: int = 10
+    """Optimiser steps between two lines of metrics."""
+    look_every: int = 1
+    """Epochs between two looks: k-NN accuracy where there are labels, and signs of collapse; 0 never looks."""
+    images: int = 2000
+    """At most so many labelled images are the k-NN's memory, and a quarter as many its questions."""
+    hold_out: float = 0.1
+    """Share of labelled images kept from training for the k-NN, where the data has no val or test part of its own."""
+    checkpoint_every: int = 0
+    """Optimiser steps between two checkpoints; 0 is one an epoch."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project (needs the wandb package)."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """Labelled images that the encoder is asked about: the memory of the k-NN, and its questions."""
+
+    memory: Source
+    questions: Source
+
+
+def hold_out(
+    source: Source, data: str, options: dict[str, Any], validation: str | None, share: float, seed: int
+) -> tuple[Source, Held | None, str]:
+    """What is left to learn from, the labelled images to watch with, and a sentence about them."""
+    if validation is not None:
+        asked = open_source(validation)
+        if asked.labels() is None:
+            raise SourceError(f"--validation {validation} has no labels, one an image, for a k-NN accuracy: leave it out")
+        if source.labels() is not None and source.classes == asked.classes:
+            return source, Held(source, asked), f"k-NN: memory from the data, {len(asked)} questions from {validation}"
+        memory = take_fraction(asked, 0.5, seed)
+        return source, Held(memory, rest(asked, memory)), f"k-NN: memory and questions from {validation}"
+    if source.labels() is None:
+        return source, None, "the images have no labels: there will be no k-NN accuracy"
+    for part in ("val", "test"):
+        try:
+            asked = open_source(data, part, **options)
+        except (SourceError, ValueError):
+            continue
+        if asked.labels() is not None and asked.fingerprint() != source.fingerprint():
+            return source, Held(source, asked), f"k-NN: {len(asked)} images of the {part} part are its questions"
+    if share <= 0:
+        return source, None, "no images are held out (hold_out 0): there will be no k-NN accuracy"
+    asked = take_fraction(source, share, seed)
+    kept = rest(source, asked)
+    words = f"k-NN: {len(asked)} labelled images are held out from training (--watch.hold_out 0 learns from all)"
+    return kept, Held(kept, asked), words
+
+
+def rest(source: Source, part: Subset) -> Subset:
+    """The images of a source that are not in a part of it."""
+    return Subset(source, np.setdiff1d(np.arange(len(source)), part.indices))
+
+
+def pick(source: Source, count: int) -> Source:
+    """At most so many images, evenly over the source."""
+    if len(source) <= count:
+        return source
+    return Subset(source, np.linspace(0, len(source) - 1, count).astype(np.int64))
+
+
+def prepare(image: Tensor, size: int, augmentation: Augmentation) -> Tensor:
+    """An image [C, H, W] as an encoder is asked about it: resized, cropped in the middle, normalised as in training."""
+    height, width = image.shape[1:]
+    # The usual margin of 256 around 224, but none for images that are no larger than a view.
+    margin = 1.0 if max(height, width) <= size else 256 / 224
+    scale = margin * size / min(height, width)
+    resized = F.resize(F.to_dtype(image, torch.float32, scale=True), [round(height * scale), round(width * scale)])
+    cropped: Tensor = F.center_crop(resized, [size, size])
+    if augmentation.normalise is not None:
+        cropped = F.normalize(cropped, *augmentation.normalise.values(len(cropped)))
+    return cropped
+
+
+class Watcher:
+    """Looks at an encoder every now and then. The first process's: the others wait.
+
+    Args:
+        method: whose encoder is watched.
+        reader: the images that it learns from.
+        held: labelled images for the k-NN, where there are any.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        method: Method,
+        objective: Objective,
+        reader: Reader,
+        augmentations: tuple[Augmentation, Augmentation],
+        held: Held | None,
+        watch: Watch,
+        seed: int,
+    ) -> None:
+        self.fabric = fabric
+        self.method = method
+        self.objective = objective
+        self.augmentations = augmentations
+        self.size = augmentations[0].crop.size
+        self.held = held
+        self.watch = watch
+        count = min(len(reader), 256)
+        shown = [reader[index] for index in np.linspace(0, len(reader) - 1, count).astype(int).tolist()]
+        pairs = [views(to_tensor(each.pixels), seed, 0, each.index, augmentations) for each in shown]
+        self.views = torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
+        # Of this moment alone, so that a look at any epoch compares with a look at any other.
+        self.terms = objective.draw(self.views[0], mixture_generators(seed, 0))
+        self.decoder = reader.decoder
+
+    def look(self) -> tuple[dict[str, float], str | None]:
+        """Metrics of the encoder as it is now, and a warning in words if it is collapsing."""
+        encoder = self.method.encoder
+        training = encoder.training
+        encoder.eval()
+        with torch.no_grad():
+            first, second = (self.encode(encoder, view) for view in self.views)
+            mixture = self.terms[0].mixture
+            mixed = None if mixture.is_identity else self.encode(encoder, mixture(self.views[0]))
+            diagnostics = diagnose(first, second, mixed, mixture)
+            metrics = {name: value for name, value in diagnostics._asdict().items() if value is not None}
+            if self.held is not None:
+                metrics["knn"] = self.ask(encoder, self.held)
+        encoder.train(training)
+        return metrics, verdict(diagnostics)
+
+    def ask(self, encoder: nn.Module, held: Held) -> float:
+        """k-NN accuracy: the share of questions whose neighbours in memory have their label."""
+        memory, questions = pick(held.memory, self.watch.images), pick(held.questions, max(1, self.watch.images // 4))
+        (bank, bank_labels), (asked, labels) = (self.features(encoder, part) for part in (memory, questions))
+        return knn_accuracy(bank, bank_labels, asked, labels, k=20)
+
+    def features(self, encoder: nn.Module, source: Source) -> tuple[Tensor, Tensor]:
+        """Features [N, D] and labels [N] of a source's images."""
+        reader, found, known = Reader(source, self.decoder), [], source.labels()
+        assert known is not None
+        labels = []
+        for start in range(0, len(reader), 256):
+            read = [reader[index] for index in range(start, min(start + 256, len(reader)))]
+            images = torch.stack([prepare(to_tensor(each.pixels), self.size, self.augmentations[0]) for each in read])
+            found.append(self.encode(encoder, images))
+            labels += [int(known[each.index]) for each in read]
+        return torch.cat(found), torch.tensor(labels, device=found[0].device)
+
+    def encode(self, encoder: nn.Module, images: Tensor) -> Tensor:
+        with self.fabric.autocast():
+            parts = [encoder(part.to(self.fabric.device)).float() for part in images.split(256)]
+        return torch.cat(parts)
+
+    def picture(self, path: Path, count: int = 8) -> None:
+        """What people check first: images' two views and, where the objective mixes, their mixtures."""
+        normalise = self.augmentations[0].normalise
+        rows = [self.views[0][:count], self.views[1][:count]]
+        for term in self.objective.draw(rows[0], mixture_generators(0, 0)):
+            if not term.mixture.is_identity:
+                rows.append(term.mixture(rows[0]))
+        save_rows(rows, path, normalise)
