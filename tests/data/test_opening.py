@@ -20,7 +20,7 @@ from tests.data.writing import needs_data, pixels, refuses, tar, write, write_cl
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
