@@ -1,6 +1,8 @@
 """What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes one."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -8,6 +10,22 @@ import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 """Decoded pixels, [H, W, C]."""
+
+
+class SourceError(ValueError):
+    """A source that cannot be opened, or that fails as a whole: the message says what to do about it."""
+
+
+class BadImage(ValueError):
+    """One image that cannot be read. `mixview.data.reading` skips, counts and names it, and goes on."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)  # both, so that it survives the pickle from a worker process
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
 
 
 class Objects(NamedTuple):
@@ -37,12 +55,18 @@ class Source(ABC):
     classes: tuple[str, ...] | None = None
     """The names of the classes, in the order of their index."""
 
+    skipped: Mapping[str, str] = MappingProxyType({})
+    """What looked like an image and was left out on opening: its name, and why."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, index: int) -> bytes | Pixels:
-        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decoding`, or pixels."""
+        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decoding`, or pixels.
+
+        Raises `BadImage` when this one image cannot be read, and `SourceError` when the source as a whole fails.
+        """
 
     @abstractmethod
     def name(self, index: int) -> str:
@@ -50,7 +74,7 @@ class Source(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of what is in the source (count, names, sizes), without reading any image."""
+        """Count, total bytes and a hash of names and sizes (`mixview.data.fingerprint`), without reading any image."""
 
     def labels(self) -> npt.NDArray[np.int64] | None:
         """[N] the class of each image, where each has exactly one."""

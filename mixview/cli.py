@@ -1,0 +1,106 @@
+"""The command line: parse, build, call. What a command does is in the module that it calls.
+
+Commands are functions: their signatures are the options and their docstrings the help.
+"""
+
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, auto_cli
+from rich.console import Console
+from rich.table import Table
+
+
+class Parser(ArgumentParser):
+    """Names the nearest option or command when it is given one that it does not know."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        parser = getattr(ex, "subcommand_parser", None) or self
+        unknown = re.search(r"(?:unrecognized arguments: |invalid choice: ')([^\s'=]+)", message)
+        if unknown:
+            options = [option for action in parser._actions for option in action.option_strings]
+            choices = [str(choice) for action in parser._actions for choice in action.choices or ()]
+            close = difflib.get_close_matches(unknown[1], options + choices, n=1)
+            if close:
+                message = f"{message}; did you mean {close[0]}?"
+        super().error(message, ex)
+
+
+def data_list() -> None:
+    """What can be named: the data sets that have a name, and where they are, and what a path can be."""
+    from mixview.data.opening import FAMILIES, NAMES, locate_named
+
+    console = Console(highlight=False)
+    names = Table("name", "what", title="By name", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    names.add_column("where", overflow="fold")
+    names.add_row("scenes", "drawn by mixview itself, any number of images", "always there")
+    for name, (what, places) in NAMES.items():
+        place = locate_named(name)
+        names.add_row(name, what, str(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
+    kinds = Table("kind", "what", title="By path", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for kind, family in FAMILIES.items():
+        kinds.add_row(kind, family.about)
+    console.print(names)
+    console.print()
+    console.print(kinds)
+
+
+def data_show(
+    path: str,
+    split: str | None = None,
+    kind: str | None = None,
+    out: Path = Path("picture.png"),
+    count: int = 8,
+    seed: int = 0,
+) -> None:
+    """Draw a picture of a source: images with their classes, boxes and masks, and their mixtures.
+
+    Args:
+        path: a path, an address or a name; `mixview data list` has them.
+        split: train, val, test …; by default the part for training.
+        kind: what the path is, where looking at it would say something else.
+        out: the picture to write.
+        count: how many images.
+        seed: which images, and how they are mixed.
+    """
+    from mixview.data.opening import open_source
+    from mixview.data.picture import contact_sheet, source_rows
+
+    source = open_source(path, split, kind=kind)
+    contact_sheet(source_rows(source, count, seed)).save(out)
+    print(f"{source!r}: {source.fingerprint()}")
+    for name, reason in source.skipped.items():
+        print(f"skipped {name}: {reason}")
+    print(f"wrote {out}")
+
+
+COMMANDS: dict[str, Any] = {
+    "data": {
+        "_help": "What mixview learns from: any images, by path or by name.",
+        "list": data_list,
+        "show": data_show,
+    }
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The program `mixview`."""
+    try:
+        auto_cli(
+            COMMANDS,
+            args=None if arguments is None else list(arguments),
+            prog="mixview",
+            parser_class=Parser,
+            description="Image representations without labels, learned from mixed views.",
+        )
+    except (ValueError, OSError) as error:
+        # Ours say what to do in one sentence; where they came from would only hide it.
+        sys.exit(f"mixview: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""From the bytes of an image file to pixels, read as a person would see them.
+
+EXIF orientation is applied, CMYK and palettes become RGB, 16 bits become 8 (Pillow alone would clip them), what is
+transparent shows white behind it, and of an animation the first frame is taken. What cannot be read raises `BadImage`
+with the name of the file and the reason. Nothing global is changed: Pillow's own settings stay the program's.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from mixview.data.source import BadImage, Pixels
+
+Mode = Literal["RGB", "L", "stored", "palette"]
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"}
+)
+"""File names that end like this (in any case) are taken for images."""
+
+MAX_PIXELS = 89_478_485
+"""Pillow's own limit against decompression bombs: a quarter of a gigabyte in RGB."""
+
+# Raster formats that say what they are in their first bytes: no interpreter (EPS starts Ghostscript), and none that any
+# garbage passes for (TGA).
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI")
+
+# EXIF orientation -> the transposition that undoes it.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+ORIENTATION = 0x0112
+
+
+@final
+@dataclass(frozen=True)
+class Decoder:
+    """Turns what a source reads into pixels [H, W, C]."""
+
+    mode: Mode = "RGB"
+    """RGB, L (greyscale), stored (whatever channels there are), or palette (a mask: the numbers of its colours)."""
+
+    max_pixels: int = MAX_PIXELS
+    """Larger images are refused before they are unpacked, so that a small file cannot fill the memory."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+
+    def __call__(self, data: bytes | Pixels, name: str = "image") -> Pixels:
+        """The pixels of an encoded file, or of an array that already holds pixels; `name` is for the error message."""
+        if isinstance(data, np.ndarray):
+            return channels_as(self.mode, data, name)
+        image = open_encoded(data, name)
+        width, height = image.size
+        if width * height > self.max_pixels:
+            raise BadImage(
+                name,
+                f"{width}×{height} is {width * height / 1e6:.0f} million pixels and the limit is "
+                f"{self.max_pixels / 1e6:.0f} million: shrink the image, or raise max_pixels",
+            )
+        try:
+            image.load()
+            return convert(upright(image), self.mode, name)
+        except (BadImage, MemoryError):
+            raise
+        except Exception as error:  # a broken file makes Pillow's plugins raise almost anything
+            raise BadImage(name, f"is broken or truncated ({error})") from error
+
+
+def open_encoded(data: bytes, name: str) -> ImageFile.ImageFile:
+    """The image with its header read and its pixels not, whatever its size.
+
+    `Image.open` would hold every image against a limit that is global to the program; this asks the same plugins.
+    """
+    if not data:
+        raise BadImage(name, "is empty (0 bytes)")
+    prefix = data[:16]
+    reason = None
+    for attempt in (Image.preinit, Image.init):  # the five common formats, and if it is none of these, all
+        attempt()
+        for key in FORMATS:
+            if key not in Image.OPEN:
+                continue
+            factory, accept = Image.OPEN[key]
+            try:
+                if accept is not None and accept(prefix) is True:
+                    return factory(io.BytesIO(data), name)
+            except MemoryError:
+                raise
+            except Exception as error:  # as above
+                reason = error
+    if reason is not None:
+        raise BadImage(name, f"is broken or truncated ({reason})") from reason
+    raise BadImage(name, f"is not an image (its first bytes are {prefix!r})")
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says; EXIF that cannot be read says nothing."""
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # corrupt EXIF makes Pillow raise anything from struct.error to SyntaxError
+        return image
+    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+
+
+def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
+    """A loaded image in the mode that is asked for."""
+    if mode == "palette":
+        if image.mode not in ("P", "L"):
+            raise BadImage(name, f"is a mask of mode {image.mode}: save it with a palette or as 8-bit greyscale")
+        return np.array(image)[:, :, None]
+    if image.mode.startswith(("I", "F")):
+        return channels_as(mode, eight_bits(image, name)[:, :, None], name)
+    if image.mode == "1":
+        image = image.convert("L")
+    elif image.mode in ("P", "PA"):
+        image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
+    elif "transparency" in image.info and image.mode in ("L", "RGB"):  # one colour stands for transparent
+        image = image.convert("LA" if image.mode == "L" else "RGBA")
+    if mode != "stored":
+        if image.mode in ("LA", "La", "RGBA", "RGBa"):
+            image = image.convert("RGBA")
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image).convert("RGB")
+        if image.mode != mode:
+            image = image.convert(mode)
+    pixels = np.array(image)  # a copy: tensors are made of it, and they must not share Pillow's memory
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def eight_bits(image: Image.Image, name: str) -> Pixels:
+    """[H, W] of 16-bit greyscale, scaled (Pillow's own conversion clips everything above 255 to white)."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise BadImage(
+            name, f"has pixels of mode {image.mode} from {values.min()} to {values.max()}: save it with 8 or 16 bits"
+        )
+    return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+
+
+def channels_as(mode: Mode, pixels: Pixels, name: str) -> Pixels:
+    """Pixels [H, W, C] with the channels of the mode."""
+    channels = pixels.shape[2]
+    if mode in ("stored", "palette") or channels == (3 if mode == "RGB" else 1):
+        return pixels
+    if channels == 1:
+        return np.repeat(pixels, 3, axis=2)
+    if channels == 3:
+        return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
+    raise ValueError(f'{name} has {channels} channels, which cannot become {mode}: use mode="stored"')

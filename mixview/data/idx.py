@@ -1,0 +1,72 @@
+"""Fashion-MNIST, and whatever else comes in MNIST's idx files, packed or not."""
+
+import gzip
+import zlib
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from mixview.data.arrays import ImageArray
+from mixview.data.source import SourceError
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package dataset-fashion-mnist puts it."""
+
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+
+@final
+class Idx(ImageArray):
+    """A folder with `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, and the test set's `t10k-…`, or `.gz`.
+
+    Args:
+        root: the folder; the names of Fashion-MNIST's classes are given if "fashion" is in its path.
+        split: train (the default) or test.
+    """
+
+    kind = "idx"
+
+    def __init__(self, root: str | Path, split: str | None = None) -> None:
+        root = Path(root)
+        split = split or "train"
+        if split not in ("train", "test"):
+            raise SourceError(f"{root} has no split {split!r}: it has train, test")
+        prefix = "train" if split == "train" else "t10k"
+        files = [find_file(root, f"{prefix}-images-idx3-ubyte"), find_file(root, f"{prefix}-labels-idx1-ubyte")]
+        images, labels = read_idx(files[0], dimensions=3), read_idx(files[1], dimensions=1).astype(np.int64)
+        fashion = "fashion" in str(root.resolve()).lower()
+        classes = FASHION if fashion else tuple(str(digit) for digit in range(int(labels.max(initial=0)) + 1))
+        super().__init__((str(root), split), files, images[..., None], labels, classes, split)
+
+
+def locate(path: Path) -> Path | None:
+    """The folder of idx files at this path, or in it where torchvision puts Fashion-MNIST."""
+    for folder in (path, path / "FashionMNIST" / "raw", path / "raw"):
+        if any(folder.glob("*-images-idx3-ubyte*")):
+            return folder
+    return None
+
+
+def find_file(root: Path, name: str) -> Path:
+    """The file of this name, packed or not."""
+    for path in (root / name, root / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise SourceError(f"{root} lacks {name} (or {name}.gz): download it again")
+
+
+def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """An idx file of bytes: 0, 0, 8 (bytes), the number of dimensions; each as a big-endian int32; the data."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{path} cannot be unpacked ({error}): download it again") from error
+    start = 4 + 4 * dimensions
+    if len(data) < start or data[:4] != bytes((0, 0, 8, dimensions)):
+        raise SourceError(f"{path} is not an idx file of bytes in {dimensions} dimensions: download it again")
+    shape = np.frombuffer(data, dtype=">i4", count=dimensions, offset=4)
+    if len(data) - start != np.prod(shape, dtype=np.int64):
+        raise SourceError(f"{path} should hold {list(shape)} bytes and holds {len(data) - start}: download it again")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

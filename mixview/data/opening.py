@@ -1,0 +1,162 @@
+"""Any source by its path or its name. What a path is, is seen by looking at it; there is no registry to edit."""
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
+from mixview.data.arrays import Npz
+from mixview.data.files import ClassFolders, FileList, Folder, enter_split, looks_like_classes, require_folder
+from mixview.data.source import Source, SourceError
+
+LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of source: how it is built, how it is recognised, and a line about it."""
+
+    make: Callable[..., Source]
+    about: str
+    locate: Callable[[Path], Path | None] | None = None
+    """The folder of such a source at a path (itself, or one in it), None if there is none there."""
+
+
+FAMILIES: dict[str, Family] = {
+    "voc": Family(voc.Voc, "PASCAL VOC: a VOC2007 folder, or the VOCdevkit around one or more years", voc.locate),
+    "coco": Family(coco.Coco, "COCO: the folder of annotations/instances_*.json and the images", coco.locate),
+    "cifar": Family(cifar.Cifar, "CIFAR-10 or -100: a folder such as cifar-10-batches-py", cifar.locate),
+    "stl10": Family(stl10.Stl10, "STL-10: stl10_binary", stl10.locate),
+    "idx": Family(idx.Idx, "Fashion-MNIST, MNIST …: a folder of idx files, .gz or not", idx.locate),
+    "huggingface": Family(
+        huggingface.HuggingFace, "a folder that Hugging Face datasets saved to disk", huggingface.locate
+    ),
+    "webdataset": Family(
+        webdataset.WebDataset,
+        "tar shards: a folder, train-{000..146}.tar, https://…/{000..146}.tar",
+        webdataset.locate,
+    ),
+    "imagefolder": Family(ClassFolders, "one subfolder a class (ImageNet as well), or train/ and val/ of such"),
+    "folder": Family(Folder, "any folder of images, at any depth, without labels"),
+    "list": Family(FileList, "a text or CSV file of paths, with or without labels"),
+    "npz": Family(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
+}
+"""What a path can be."""
+
+NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cifar10": ("CIFAR-10", ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10*.npz")),
+    "cifar100": ("CIFAR-100", ("cifar-100-python", "cifar-100-binary")),
+    "stl10": ("STL-10", ("stl10_binary",)),
+    "fashion-mnist": ("Fashion-MNIST", ("FashionMNIST/raw", "fashion-mnist", str(idx.DEBIAN))),
+    "imagenet": ("ImageNet", ("imagenet", "ImageNet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012")),
+    "imagenette": ("Imagenette", ("imagenette", "imagenette2*")),
+    "voc2007": ("PASCAL VOC 2007", ("VOCdevkit/VOC2007", "VOC2007")),
+    "voc2012": ("PASCAL VOC 2012", ("VOCdevkit/VOC2012", "VOC2012")),
+    "voc": ("PASCAL VOC, all years there are", ("VOCdevkit",)),
+    "coco": ("COCO", ("coco", "COCO", "coco2017")),
+}
+"""Published data sets, and where they lie in the folder of data sets (`MIXVIEW_DATA`)."""
+
+
+def open_source(spec: str | Path, split: str | None = None, *, kind: str | None = None, **options: Any) -> Source:
+    """The source at a path, or of a name.
+
+    Args:
+        spec: a path, an address, or a name such as cifar10 (found in the folder that `MIXVIEW_DATA` names) or scenes
+            (drawn by mixview itself). What exists as a path is a path.
+        split: train, val, test …; by default the part for training.
+        kind: what the path is (see `FAMILIES`), where looking at it would say something else.
+        options: of the kind: see its constructor.
+    """
+    text = str(spec)
+    if text == "scenes" and kind is None:
+        scenes = importlib.import_module("mixview.data.scenes")
+        return build("scenes", scenes.Scenes, {"split": split, **options})
+    if text in NAMES and kind is None and not Path(text).exists():
+        spec = find_named(text)
+    kind, place = (kind, spec) if kind is not None else recognise(spec)
+    if kind not in FAMILIES:
+        raise SourceError(f"there is no kind of source {kind!r}: {nearest(kind, FAMILIES)}")
+    return build(kind, FAMILIES[kind].make, {"split": split, **options}, place)
+
+
+def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *place: Any) -> Source:
+    """Construct a source, and refuse an option that it does not have by naming the nearest that it has."""
+    options = {name: value for name, value in options.items() if not (name == "split" and value is None)}
+    known = list(inspect.signature(make).parameters)[len(place) :]
+    for name in options:
+        if name not in known:
+            if name == "split":
+                raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}: {nearest(name, known)}")
+    return make(*place, **options)
+
+
+def recognise(spec: str | Path) -> tuple[str, str | Path]:
+    """What a path is, and where exactly."""
+    text, path = str(spec), Path(spec)
+    if webdataset.is_url(text) or path.suffix == ".tar" or (not path.exists() and ".tar" in text):
+        return "webdataset", text
+    if path.is_file():
+        suffix = path.suffix.lower()
+        if suffix == ".npz":
+            return "npz", path
+        if suffix in LIST_SUFFIXES:
+            return "list", path
+        raise SourceError(f"{path} is a file that is no source: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …")
+    if not path.exists():
+        hint = nearest(text, [*NAMES, "scenes"]) if os.sep not in text else "check the path"
+        raise SourceError(f"there is neither a path nor a source named {text}: {hint}")
+    require_folder(path)
+    found = [(kind, family.locate(path)) for kind, family in FAMILIES.items() if family.locate]
+    places = [(kind, place) for kind, place in found if place is not None]
+    if len(places) > 1:
+        names = ", ".join(str(place) for _, place in places)
+        raise SourceError(f"{path} holds several data sets, {names}: give the path of one")
+    if places:
+        kind, place = places[0]
+        others = [each.name for each in sorted(path.iterdir()) if each.is_dir() and each not in (place, *place.parents)]
+        if place != path and others:  # a folder of data sets, of which one is recognised
+            raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
+        return kind, place
+    return ("imagefolder" if looks_like_classes(enter_split(path, None)) else "folder"), path
+
+
+def data_folder() -> Path | None:
+    """The folder of data sets, from the environment."""
+    folder = os.environ.get("MIXVIEW_DATA")
+    return Path(folder) if folder else None
+
+
+def locate_named(name: str) -> Path | None:
+    """Where the data set of this name is, None if it is nowhere."""
+    base = data_folder()
+    for place in NAMES[name][1]:
+        if place.startswith("/"):
+            if Path(place).exists():
+                return Path(place)
+        elif base is not None:
+            for path in sorted(base.glob(place)):
+                return path
+    return None
+
+
+def find_named(name: str) -> Path:
+    """Where the data set of this name is."""
+    path = locate_named(name)
+    if path is None:
+        base = data_folder()
+        where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your data sets"
+        raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or give its path instead")
+    return path
+
+
+def nearest(name: str, known: Any) -> str:
+    """A hint: the name that was probably meant, or all there are."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

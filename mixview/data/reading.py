@@ -1,0 +1,105 @@
+"""Decoded images by index, and what happens when one is bad."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from mixview.data.decoding import Decoder
+from mixview.data.source import BadImage, Pixels, Source, SourceError
+
+
+@final
+@dataclass(frozen=True)
+class Tolerance:
+    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more."""
+
+    count: int = 10
+    share: float = 0.01
+
+    def allows(self, bad: int, total: int) -> bool:
+        """Whether this many bad images out of `total` are still few."""
+        return bad <= max(self.count, int(self.share * total))
+
+
+STRICT = Tolerance(0, 0.0)
+"""The first bad image stops."""
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """An image as it was read."""
+
+    pixels: Pixels
+    """[H, W, C]"""
+    index: int
+    """Which image it is: the one that was asked for, or the one that stands in for it."""
+
+
+@final
+class Reader:
+    """Decoded images by index. A bad one is skipped, counted, named, and replaced by the next that can be read.
+
+    The replacement is a function of the source alone: whoever asks for `index`, in whichever process and epoch, gets
+    the same image. Which images are bad is one byte an image in shared memory, so that workers count together, each bad
+    image once, and none tries it twice.
+
+    Args:
+        source: where the images come from.
+        decoder: how they are decoded.
+        tolerance: how many may be bad before reading stops with the list of them.
+    """
+
+    def __init__(self, source: Source, decoder: Decoder | None = None, tolerance: Tolerance | None = None) -> None:
+        self.source = source
+        self.decoder = Decoder() if decoder is None else decoder
+        self.tolerance = Tolerance() if tolerance is None else tolerance
+        self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
+        self._reasons: dict[int, str] = {}
+        self._check()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Reading:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} images")
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if self._bad[candidate]:
+                continue
+            try:
+                return Reading(self.decode(candidate), candidate)
+            except BadImage as error:
+                self._bad[candidate] = True
+                self._reasons[candidate] = error.reason
+                self._check()
+        raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
+
+    def decode(self, index: int) -> Pixels:
+        """This very image, or `BadImage`."""
+        return self.decoder(self.source.read(index), self.source.name(index))
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """The bad images so far, those left out on opening first: name, and why (where this process met it)."""
+        found = {
+            self.source.name(index): self._reasons.get(index, "is bad (met by another process)")
+            for index in self._bad.nonzero().flatten().tolist()
+        }
+        return {**self.source.skipped, **found}
+
+    def _check(self) -> None:
+        """Stop when too many are bad."""
+        count = int(self._bad.sum()) + len(self.source.skipped)
+        total = len(self.source) + len(self.source.skipped)
+        allowed = self.tolerance
+        if not allowed.allows(count, total):
+            raise SourceError(
+                f"{count} of {total} images are bad, more than the {allowed.count} or {allowed.share:.1%} "
+                f"that are tolerated; mend or remove them, or raise the tolerance: {self._list()}"
+            )
+
+    def _list(self) -> str:
+        return "".join(f"\n  {name}: {reason}" for name, reason in self.bad.items())

@@ -1,0 +1,174 @@
+"""Any source by its path or name."""
+
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixview.data.files import Folder
+from mixview.data.idx import DEBIAN
+from mixview.data.opening import FAMILIES, NAMES, open_source, recognise
+from mixview.data.source import SourceError
+from tests.data.test_cifar import write_cifar10
+from tests.data.test_coco import write_coco
+from tests.data.test_idx import write_idx
+from tests.data.test_voc import write_year
+from tests.data.writing import needs_data, pixels, refuses, tar, write, write_classes
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_path_is_recognised_by_looking_at_it(tmp_path: Path) -> None:
+    write(tmp_path / "photos" / "a.png")
+    write(tmp_path / "photos" / "deep" / "b.png")
+    write_classes(tmp_path / "classes", {"a": 1, "b": 1})
+    write_classes(tmp_path / "parts" / "train", {"a": 2, "b": 1})
+    write_classes(tmp_path / "parts" / "val", {"a": 1, "b": 1})
+    write(tmp_path / "one" / "only" / "a.png")
+    write(tmp_path / "list.csv", "path\nphotos/a.png\n")
+    np.savez(tmp_path / "arrays.npz", images=np.stack([pixels(0)]))
+    write_year(tmp_path / "voc")
+    write_coco(tmp_path / "coco")
+    write_cifar10(tmp_path / "torchvision")
+    write_idx(tmp_path / "fashion", packed=True)
+    write(tmp_path / "stl" / "stl10_binary" / "train_X.bin", bytes(27648))
+    write(tmp_path / "stl" / "stl10_binary" / "train_y.bin", b"\1")
+    write(tmp_path / "shards" / "a-0.tar", tar({"a.png": b"x"}))
+    expected = {
+        "photos": "folder",
+        "classes": "imagefolder",
+        "parts": "imagefolder",
+        "one": "folder",
+        "list.csv": "list",
+        "arrays.npz": "npz",
+        "voc": "voc",
+        "voc/VOC2007": "voc",
+        "coco": "coco",
+        "torchvision": "cifar",
+        "torchvision/cifar-10-batches-py": "cifar",
+        "fashion": "idx",
+        "stl": "stl10",
+        "shards": "webdataset",
+        "shards/a-0.tar": "webdataset",
+        "shards/a-{0..0}.tar": "webdataset",
+    }
+    for name, kind in expected.items():
+        source = open_source(tmp_path / name)
+        assert source.kind == kind, name
+        assert len(source) > 0
+    assert len(open_source(tmp_path / "parts", "val")) == 2
+    assert isinstance(open_source(tmp_path / "classes", kind="folder"), Folder)
+    assert recognise("https://server/a-{000..009}.tar")[0] == "webdataset"
+
+
+def test_a_hugging_face_folder(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    from tests.data.test_huggingface import table
+
+    table().save_to_disk(tmp_path / "set")
+    assert open_source(tmp_path / "set").kind == "huggingface"
+
+
+def test_a_folder_of_data_sets_is_not_guessed_at(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    write(tmp_path / "photos" / "a.png")
+    with refuses(SourceError, "cifar-10-batches-py and also photos", "the path of one"):
+        open_source(tmp_path)
+    write_year(tmp_path)
+    with refuses(SourceError, "several data sets"):
+        open_source(tmp_path)
+
+
+def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXVIEW_DATA", str(tmp_path / "data"))
+    with refuses(SourceError, "cifar10 is not in", "cifar-10-batches-py", "path"):
+        open_source("cifar10")
+    write_cifar10(tmp_path / "data")
+    assert open_source("cifar10", "test").kind == "cifar"
+    monkeypatch.delenv("MIXVIEW_DATA")
+    with refuses(SourceError, "MIXVIEW_DATA"):
+        open_source("cifar10")
+    write(tmp_path / "coco" / "a.png")  # what exists as a path is a path
+    assert open_source("coco").kind == "folder"
+
+
+def test_scenes_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write(tmp_path / "some" / "a.png")
+
+    class Scenes(Folder.__mro__[1]):  # type: ignore[misc]
+        kind = "scenes"
+
+        def __init__(self, count: int = 10, seed: int = 0) -> None:
+            self.count = count
+
+    module = types.ModuleType("mixview.data.scenes")
+    module.Scenes = Scenes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mixview.data.scenes", module)
+    assert open_source("scenes", count=5).count == 5  # type: ignore[attr-defined]
+    with refuses(SourceError, "kind scenes", "no option 'cuont'", "did you mean count"):
+        open_source("scenes", cuont=5)
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with refuses(SourceError, "neither a path nor a source named cifar11", "did you mean cifar10"):
+        open_source("cifar11")
+    with refuses(SourceError, "neither a path", "check the path"):
+        open_source(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with refuses(SourceError, "empty holds no images"):
+        open_source(tmp_path / "empty")
+    with refuses(SourceError, "a.md", "is no source"):
+        open_source(write(tmp_path / "a.md", "text"))
+    write(tmp_path / "photos" / "a.png")
+    with refuses(SourceError, "kind of source 'fodler'", "did you mean folder"):
+        open_source(tmp_path / "photos", kind="fodler")
+    write_year(tmp_path / "voc")
+    with refuses(SourceError, "no option 'year'", "did you mean years"):
+        open_source(tmp_path / "voc", year=2007)
+    with refuses(SourceError, "kind list has no splits", "split='val'"):
+        open_source(write(tmp_path / "a.txt", "photos/a.png"), "val")
+
+
+def test_links_that_lead_nowhere_are_no_obstacle(tmp_path: Path) -> None:
+    write_classes(tmp_path / "set", {"a": 1, "b": 1})
+    (tmp_path / "set" / "itself").symlink_to("itself")
+    (tmp_path / "set" / "loop").symlink_to(tmp_path / "set", target_is_directory=True)
+    source = open_source(tmp_path / "set")
+    assert source.kind == "imagefolder"
+    assert list(source.skipped) == ["loop"]
+
+
+def test_every_kind_says_what_it_is() -> None:
+    for kind, family in FAMILIES.items():
+        assert family.make.kind == kind  # type: ignore[attr-defined]
+        assert family.about
+    assert all(places for _, places in NAMES.values())
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "split", "count"),
+    [
+        ("cifar10", "test", 5_000),
+        ("imagenette", None, 1_500),
+        ("imagenette", "val", 500),
+        ("voc2007", None, 800),
+        ("voc", "test", 800),
+        ("coco", None, 160),
+        ("coco", "val", 100),
+    ],
+)
+def test_real_names(name: str, split: str | None, count: int) -> None:
+    assert len(open_source(name, split)) == count
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's package dataset-fashion-mnist is not installed")
+def test_debians_fashion_mnist_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MIXVIEW_DATA", raising=False)
+    assert len(open_source("fashion-mnist", "test")) == 10_000

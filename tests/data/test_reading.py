@@ -1,0 +1,112 @@
+"""Bad images are skipped, counted, named and replaced, the same way in every process."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from mixview.data.decoding import Decoder
+from mixview.data.files import Folder
+from mixview.data.reading import STRICT, Reader, Tolerance
+from mixview.data.source import BadImage, SourceError
+from tests.data.writing import encode, needs_data, real, refuses, write
+
+BAD = {1: b"I am a text", 2: b"", 5: encode(5, "JPEG", 64, 64)[:500]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    for number in range(6):
+        write(tmp_path / f"{number}.jpg", BAD.get(number, encode(number)))
+    return Folder(tmp_path)
+
+
+def test_bad_images_are_replaced_by_the_next_that_is_good(folder: Folder) -> None:
+    reader = Reader(folder)
+    assert [reader[index].index for index in range(6)] == [0, 3, 3, 3, 4, 0]
+    assert [reader[index].index for index in (5, 2, 1)] == [0, 3, 3]
+    np.testing.assert_array_equal(reader[2].pixels, Decoder()(encode(3)))
+    assert list(reader.bad) == ["1.jpg", "2.jpg", "5.jpg"]
+    assert "not an image" in reader.bad["1.jpg"]
+    assert "empty" in reader.bad["2.jpg"]
+    assert "truncated" in reader.bad["5.jpg"]
+
+
+def test_too_many_stop_with_the_list(folder: Folder) -> None:
+    reader = Reader(folder, tolerance=Tolerance(count=2, share=0.0))
+    reader[1]
+    with pytest.raises(SourceError) as caught:
+        reader[5]
+    first, *listed = str(caught.value).splitlines()
+    assert "3 of 6 images are bad" in first
+    assert "raise the tolerance" in first
+    assert [line.split(":")[0].strip() for line in listed] == ["1.jpg", "2.jpg", "5.jpg"]
+    with refuses(SourceError, "1 of 6"):
+        Reader(folder, tolerance=STRICT)[1]
+
+
+def test_the_share_counts_for_large_sources() -> None:
+    assert Tolerance().allows(10, 20)
+    assert not Tolerance().allows(11, 20)
+    assert Tolerance().allows(100, 10_000)
+    assert not Tolerance().allows(101, 10_000)
+
+
+def test_what_was_left_out_on_opening_counts(tmp_path: Path) -> None:
+    write(tmp_path / "a.png")
+    (tmp_path / "b.png").mkdir()
+    source = Folder(tmp_path)
+    assert list(Reader(source).bad) == ["b.png"]
+    with refuses(SourceError, "1 of 2 images are bad"):
+        Reader(source, tolerance=STRICT)
+
+
+def test_when_nothing_can_be_read(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"{number}.png", "no image")
+    with refuses(SourceError, "none of the 3 images can be read"):
+        Reader(Folder(tmp_path))[1]
+
+
+class Indices(Dataset[int]):
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> int:
+        return self.reader[index].index
+
+
+def as_is(batch: list[Any]) -> list[Any]:
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_number_of_workers_gives_the_same_and_counts_together(folder: Folder, workers: int) -> None:
+    reader = Reader(folder)
+    # One thread and fork: what torch does on Linux by default.
+    loader = DataLoader(Indices(reader), batch_size=1, num_workers=workers, collate_fn=as_is)
+    assert [index for batch in loader for index in batch] == [0, 3, 3, 3, 4, 0]
+    assert set(reader.bad) == {"1.jpg", "2.jpg", "5.jpg"}
+
+
+def test_errors_survive_the_way_from_a_worker() -> None:
+    error = pickle.loads(pickle.dumps(BadImage("a.jpg", "is empty")))
+    assert (error.name, error.reason, str(error)) == ("a.jpg", "is empty", "a.jpg: is empty")
+
+
+def test_out_of_range(folder: Folder) -> None:
+    with refuses(IndexError, "6"):
+        Reader(folder)[6]
+
+
+@needs_data
+def test_real_photographs_are_all_good() -> None:
+    reader = Reader(Folder(real("photos")), tolerance=STRICT)
+    shapes = [reader[index].pixels.shape for index in range(0, 100, 5)]
+    assert all(len(shape) == 3 and shape[2] == 3 for shape in shapes)

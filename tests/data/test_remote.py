@@ -1,0 +1,115 @@
+"""Files on a server that misbehaves."""
+
+import io
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from mixview.data import remote
+from mixview.data.remote import RemoteFile
+from mixview.data.source import SourceError
+from tests.data.serving import Server, serving
+from tests.data.writing import refuses
+
+DATA = random.Random(0).randbytes(3_000_000)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with serving() as server:
+        server.files["/a"] = DATA
+        yield server
+
+
+def test_reads_like_a_file(server: Server) -> None:
+    theirs, ours = io.BytesIO(DATA), RemoteFile(f"{server.url}/a")
+    draw = random.Random(1)
+    assert ours.size == len(DATA)
+    for _ in range(200):
+        if draw.random() < 0.3:
+            place = draw.randrange(len(DATA))
+            assert ours.seek(place) == theirs.seek(place)
+        count = draw.choice((1, 512, 20_000, 300_000))
+        assert ours.read(count) == theirs.read(count)
+        assert ours.tell() == theirs.tell()
+    ours.seek(-5, io.SEEK_END)
+    assert ours.read() == DATA[-5:]
+    assert ours.read(10) == b""
+
+
+def test_reading_on_streams_and_reading_here_and_there_does_not(server: Server) -> None:
+    file = RemoteFile(f"{server.url}/a")
+    for start in range(0, len(DATA), 10_000):
+        assert file.read_at(start, 10_000) == DATA[start : start + 10_000]
+    assert len(server.requests) < 12  # for 300 reads
+    server.requests.clear()
+    for start in (100_000, 1_500_000, 50_000):
+        file.read_at(start, 1000)
+    sizes = [int(stop) - int(start) + 1 for start, stop in (text[6:].split("-") for _, text in server.requests)]
+    assert sizes == [remote.MIN_FETCH] * 3
+
+
+@pytest.mark.parametrize("drop", [0, 1, 5_000, 100_000])
+def test_a_dropped_connection_goes_on_where_it_dropped(server: Server, drop: int) -> None:
+    file = RemoteFile(f"{server.url}/a")
+    server.drop_after = drop
+    server.requests.clear()
+    assert file.read_at(500_000, 1_000_000) == DATA[500_000:1_500_000]
+    assert [text.split("-")[0] for _, text in server.requests] == ["bytes=500000", f"bytes={500_000 + drop}"]
+
+
+def test_a_connection_that_always_drops_still_gets_there(server: Server) -> None:
+    file = RemoteFile(f"{server.url}/a")
+    server.drop_after, server.always_drop = 50_000, True
+    assert file.read_at(0, 1_000_000) == DATA[:1_000_000]
+
+
+def test_a_server_that_says_nothing_is_given_up_on(server: Server) -> None:
+    file = RemoteFile(f"{server.url}/a", retries=3)
+    server.drop_after, server.always_drop = 0, True
+    server.requests.clear()
+    with refuses(SourceError, "failed 4 times in a row", "then resume"):
+        file.read_at(100_000, 10)
+    assert len(server.requests) == 4
+
+
+def test_passing_failures_pass_and_others_do_not(server: Server) -> None:
+    server.fail_with = [503, 429, 500]
+    assert RemoteFile(f"{server.url}/a").read(10) == DATA[:10]
+    server.fail_with = [403]
+    with refuses(SourceError, "answers 403", "check the address"):
+        RemoteFile(f"{server.url}/a")
+    with refuses(SourceError, "answers 404"):
+        RemoteFile(f"{server.url}/absent")
+
+
+def test_nobody_there() -> None:
+    with refuses(SourceError, "failed 1 times", "check the server"):
+        RemoteFile("http://127.0.0.1:9/a.tar", retries=0)
+
+
+def test_a_file_that_changes_is_refused(server: Server) -> None:
+    file = RemoteFile(f"{server.url}/a")
+    server.version = '"2"'
+    with refuses(SourceError, "changed while it was read"):
+        file.read_at(1_000_000, 10)
+
+
+def test_a_server_without_ranges_is_refused(server: Server) -> None:
+    server.ranges = False
+    with refuses(SourceError, "does not answer Range requests", "download the file"):
+        RemoteFile(f"{server.url}/a")
+
+
+def test_redirects_are_followed(server: Server) -> None:
+    server.redirect["/old"] = "/a"
+    assert RemoteFile(f"{server.url}/old").read_at(2_000_000, 10) == DATA[2_000_000:2_000_010]
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://server/a", "s3://bucket/a"])
+def test_other_addresses_are_refused(url: str) -> None:
+    with refuses(SourceError, "not an http"):
+        RemoteFile(url)

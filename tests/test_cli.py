@@ -1,0 +1,59 @@
+"""The command line."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mixview.cli import main
+from tests.data.writing import needs_data, write_classes
+
+
+def test_list(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "list"])
+    text = capsys.readouterr().out
+    for word in ("scenes", "cifar10", "voc2007", "webdataset", "huggingface", "folder"):
+        assert word in text
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_classes(tmp_path / "set", {"cat": 3, "dog": 3})
+    (tmp_path / "set" / "cat" / "x.png").mkdir()
+    main(["data", "show", str(tmp_path / "set"), "--out", str(tmp_path / "a.png"), "--count", "4"])
+    text = capsys.readouterr().out
+    assert "6 images" in text
+    assert "skipped cat/x.png" in text
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.width > 4 * 160
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["data", "show", "x", "--cuont", "3"], ["--cuont", "did you mean --count?"]),
+        (["data", "shwo", "x"], ["shwo", "did you mean show?"]),
+        (["dta"], ["did you mean data?"]),
+        (["data", "show", "x", "--count", "many"], ["count", "many"]),
+        (["data", "show"], ["path"]),
+    ],
+)
+def test_mistakes_name_what_was_meant(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert all(word in text for word in words)
+
+
+def test_an_error_is_one_sentence_without_a_traceback() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["data", "show", "absent/folder"])
+    assert caught.value.code == "mixview: there is neither a path nor a source named absent/folder: check the path"
+
+
+@needs_data
+def test_show_real(tmp_path: Path) -> None:
+    main(["data", "show", "voc2007", "--split", "test", "--out", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").stat().st_size > 100_000
