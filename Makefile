@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/ema.py
+	$(BIN)/python benchmarks/sources.py
 
 clean:
 	rm -rf .venv demo build dist *.egg-info

@@ -23,7 +23,7 @@ def main() -> None:
     targets, onlines = [t for t, _ in pairs], [o for _, o in pairs]
 
     @torch.no_grad()
-    def loop_of_mul_add() -> None:  # MoCo's own, and lightly's
+    def loop_of_mul_add() -> None:
         for t, o in pairs:
             t.data = t.data * m + o.data * (1.0 - m)
 
@@ -44,10 +44,10 @@ def main() -> None:
 
     seconds = interleaved(
         {
-            "loop, t = m t + (1 - m) o": loop_of_mul_add,
+            "loop, t = m t + (1 - m) o (MoCo)": loop_of_mul_add,
             "loop, in place": loop_of_in_place,
             "loop, lerp": loop_of_lerp,
-            "foreach, mul and add": foreach_mul_add,
+            "foreach, mul and add (lightly)": foreach_mul_add,
             "mixview.nn.follow": lambda: follow(target, online, m),
         },
         options.rounds,
@@ -57,7 +57,8 @@ def main() -> None:
     for name, times in seconds.items():
         print(row(name, times))
     ours = statistics.median(seconds["mixview.nn.follow"])
-    print(f"the loop of MoCo and lightly / ours: {statistics.median(seconds['loop, t = m t + (1 - m) o']) / ours:.2f}")
+    for name in ("loop, t = m t + (1 - m) o (MoCo)", "foreach, mul and add (lightly)"):
+        print(f"{name} / ours: {statistics.median(seconds[name]) / ours:.2f}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mixview import CutMix, mixture_generators, wbsim
 from mixview.methods import moco_v2
+from mixview.methods.method import Targets
 
 WIDTH = 64
 
@@ -25,19 +26,26 @@ class Pretraining(lightning.LightningModule):
         encoder = stripes.small_encoder(WIDTH)
         self.method = moco_v2(encoder, WIDTH, dim=32, queue_size=512, momentum=0.99)
         self.objective = wbsim(mixer=CutMix(per_sample=True))
+        self.targets: list[Targets] = []
+        self.advanced = 0
 
     def training_step(self, batch: list[Tensor], batch_index: int) -> Tensor:
         views = batch[0], batch[1]
-        generators = mixture_generators(0, self.global_step, rank=self.global_rank)
-        loss, self.targets = self.method(views, self.objective.draw(views[0], generators))
+        micro_batch = self.current_epoch * self.trainer.num_training_batches + batch_index
+        generators = mixture_generators(0, micro_batch, rank=self.global_rank)
+        loss, targets = self.method(views, self.objective.draw(views[0], generators))
+        self.targets.append(targets)
         self.log("loss", loss, prog_bar=True)
         return loss
 
     def on_train_batch_end(self, *_: object) -> None:
-        self.method.advance(self.targets, progress=self.global_step / self.trainer.estimated_stepping_batches)
+        if self.global_step > self.advanced:  # once an optimiser step, also when gradients accumulate
+            self.advanced = self.global_step
+            self.method.advance(*self.targets, progress=self.global_step / self.trainer.estimated_stepping_batches)
+            self.targets.clear()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.method.online.parameters(), lr=5e-4)
+        return torch.optim.AdamW(self.method.parameters(), lr=5e-4)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from mixview.mixing import Mixture
 
 def world_size() -> int:
     """The number of processes that train together."""
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = int(os.environ.get("WORLD_SIZE") or 1)
     running = dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
     if running is None and launched > 1:
         raise RuntimeError(
@@ -57,31 +57,32 @@ def own_rows(count: int) -> slice:
     return slice(rank() * count, (rank() + 1) * count)
 
 
-def shuffle(images: Tensor, seed: int) -> tuple[Tensor, Tensor | None]:
+def shuffle(images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Shuffling BN (MoCo): deal the images of all processes out anew, so that keys share no BN statistics with queries.
+
+    On one process it changes the order of its images, which matters to split batch norm.
 
     Args:
         images: [N, C, H, W] of this process.
         seed: the same on every process; each makes the same permutation and none needs to send it.
 
     Returns:
-        This process's share of the shuffled images, and the permutation for `unshuffle` (None on one process).
+        This process's share of the shuffled images, and the permutation for `unshuffle`.
     """
-    if world_size() == 1:
-        return images, None
     everything = gather(images)
-    permutation = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed)).to(images.device)
+    permutation = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed))
+    permutation = permutation.to(images.device, non_blocking=True)
     return everything[permutation[own_rows(len(images))]], permutation
 
 
 def unshuffle(features: Tensor, permutation: Tensor | None) -> Tensor:
-    """Undo `shuffle` on the features [N, D] of the shuffled images."""
+    """Undo `shuffle` on the features [N, D] of the shuffled images; without a permutation there is nothing to undo."""
     if permutation is None:
         return features
     return gather(features)[torch.argsort(permutation)[own_rows(len(features))]]
 
 
-_checked_groups: set[object] = set()
+_checked_groups: set[str] = set()
 
 
 def check_same_rows(local: Tensor) -> None:
@@ -89,7 +90,7 @@ def check_same_rows(local: Tensor) -> None:
 
     On the CPU always; on an accelerator, where the question costs a synchronisation, the first time only.
     """
-    group = dist.group.WORLD
+    group = str(dist.group.WORLD.group_name) if dist.group.WORLD else ""
     if local.device.type != "cpu":
         if group in _checked_groups:
             return

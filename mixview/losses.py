@@ -34,6 +34,7 @@ def nt_xent(
     check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
     with torch.autocast(mixed_z.device.type, enabled=False):
         mixed, plain = unit(mixed_z), unit(plain_z)
+        plain = plain.to(mixed.dtype)  # should one be float64
         rows = slice(None) if rows is None else rows
         own = torch.arange(len(mixed), device=mixed.device)[rows]
         partner, lam = mixture.partner[rows], mixture.lam[rows].to(mixed.dtype)

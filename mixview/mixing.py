@@ -32,7 +32,8 @@ def mixture_generators(seed: int, step: int, *, rank: int = 0, mix_groups: int =
     """One generator for each group that this rank mixes, a function of (seed, step, group) and of nothing else.
 
     A group is what mixes together. Rank r of many with `mix_groups=1` owns group r; one process with `mix_groups=G`
-    owns groups 0 … G-1 and so draws bit for bit what G ranks would.
+    owns groups 0 … G-1 and so draws bit for bit what G ranks would. When gradients accumulate, micro-batch m of M on
+    rank r is a group of its own: `rank=r * M + m`.
     """
     if mix_groups < 1 or rank < 0:
         raise ValueError(f"mix_groups must be at least 1 and rank at least 0, got {mix_groups} and {rank}")
@@ -93,6 +94,11 @@ class Mixture:
         """The mixed batch, a new tensor; under `Identity` the very tensor that came in."""
         if len(images) != len(self):
             raise ValueError(f"this mixture was drawn for {len(self)} images and is called on {len(images)}")
+        if images.device != self.lam.device:
+            raise ValueError(
+                f"this mixture was drawn for images on {self.lam.device} and is called on images on {images.device}: "
+                "draw it after moving them"
+            )
         return self.pixels(images)
 
     @property
@@ -262,7 +268,9 @@ class Mixup(BetaMixer):
     def compose(self, images: Tensor, partner: Tensor, lam: Tensor, centre: Tensor) -> Mixture:
         if not images.is_floating_point():
             raise TypeError(f"Mixup needs floating-point images, got {images.dtype}: images.float() / 255, or CutMix")
-        return Mixture(partner, lam.to(images.device, lam_dtype(images), non_blocking=True))
+        lam = lam.to(images.device, lam_dtype(images), non_blocking=True)
+        # A lam too small to tell from 0 at the other end, 1 - lam, is 0: neither parent may have an invisible weight.
+        return Mixture(partner, 1 - (1 - lam))
 
 
 @final
@@ -345,6 +353,11 @@ def list_generators(generator: Generators, mix_groups: int) -> list[torch.Genera
         raise ValueError(f"mix_groups must be at least 1, got {mix_groups}")
     if isinstance(generator, torch.Generator):
         return [generator] * mix_groups
+    if not isinstance(generator, Sequence) or not all(isinstance(each, torch.Generator) for each in generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or a list of them, got {generator!r}: "
+            "torch.Generator().manual_seed(0), or mixture_generators(seed, step)"
+        )
     generators = list(generator)
     if not generators or mix_groups not in (1, len(generators)):
         raise ValueError(f"{len(generators)} generators were passed for mix_groups={mix_groups}: pass one a group")

@@ -57,10 +57,9 @@ class MLP(nn.Sequential):
         if last_norm is not None:
             layers.append(nn.BatchNorm1d(dims[-1], affine=last_norm == "affine"))
         super().__init__(*layers)
-        self.has_norm = any(isinstance(layer, nn.BatchNorm1d) for layer in layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        if self.training and self.has_norm and len(features) == 1:
+        if self.training and len(features) == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in self):
             raise ValueError(
                 "a batch of one image cannot be batch-normalised: use a batch of at least 2 a process, and drop a "
                 "short last batch (drop_last=True)"
@@ -73,16 +72,26 @@ def momentum_copy(online: Module) -> Module:
     return copy.deepcopy(online).requires_grad_(False)
 
 
+def check_momentum(momentum: float) -> None:
+    """Refuse what is no share."""
+    if not 0 <= momentum <= 1:
+        raise ValueError(f"momentum must be within [0, 1], got {momentum}: usual values are 0.99 to 0.999")
+
+
 @torch.no_grad()
 def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """`target = momentum * target + (1 - momentum) * online`, for the parameters.
 
-    By torch's own lerp over all tensors at once: exact at momentum 0 and 1, a few kernel launches on an accelerator,
-    and 2.9 times as fast as the usual loop on a CPU (`benchmarks/ema.py`).
+    By torch's own lerp over all tensors at once: exact at momentum 0 and 1, and a few kernel launches on an accelerator
+    (`benchmarks/ema.py` has the other forms beside it).
     """
-    if not 0 <= momentum <= 1:
-        raise ValueError(f"momentum must be within [0, 1], got {momentum}")
+    check_momentum(momentum)
     if followers := list(target.parameters()):
+        if any(each.dtype in (torch.float16, torch.bfloat16) for each in followers):
+            raise TypeError(
+                "a momentum copy in half precision stands still, its steps being smaller than half a digit: keep the "
+                "weights in float32 and compute in mixed precision (bf16-mixed instead of bf16-true)"
+            )
         get_ema_multi_avg_fn(momentum)(followers, list(online.parameters()), None)
 
 
@@ -119,14 +128,24 @@ class KeyQueue(nn.Module):
 class SplitBatchNorm2d(nn.BatchNorm2d):
     """Batch norm over `splits` consecutive parts of the batch, each by its own statistics, as on so many devices.
 
-    On one device it stands in for shuffling BN, which would do nothing there. The running statistics move once a pass,
-    to the mean over the parts.
+    MoCo on one device needs it: where queries and keys share their batch statistics, the network can cheat. The running
+    statistics move once a pass, to the mean over the parts.
     """
 
-    def __init__(self, num_features: int, splits: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__(num_features, eps=eps, momentum=momentum)
+    def __init__(
+        self,
+        num_features: int,
+        splits: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
         if splits < 1:
             raise ValueError(f"splits must be at least 1, got {splits}")
+        if momentum is None and track_running_stats:
+            raise ValueError("split batch norm keeps moving averages: give it a momentum, such as 0.1, instead of None")
         self.splits = splits
 
     def forward(self, input: Tensor) -> Tensor:
@@ -137,30 +156,34 @@ class SplitBatchNorm2d(nn.BatchNorm2d):
                 f"a batch of {len(input)} does not split into {self.splits} batch-norm groups: "
                 f"use a multiple of {self.splits}, and drop a short last batch (drop_last=True)"
             )
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        means = self.running_mean.repeat(self.splits, 1)
-        variances = self.running_var.repeat(self.splits, 1)
+        means: list[Tensor | None] = [None] * self.splits
+        variances: list[Tensor | None] = [None] * self.splits
+        if self.running_mean is not None and self.running_var is not None:
+            means = list(self.running_mean.repeat(self.splits, 1))
+            variances = list(self.running_var.repeat(self.splits, 1))
         parts = [
             F.batch_norm(part, mean, variance, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
             for part, mean, variance in zip(input.chunk(self.splits), means, variances, strict=True)
         ]
         with torch.no_grad():
-            self.running_mean.copy_(means.mean(0))
-            self.running_var.copy_(variances.mean(0))
+            if self.running_mean is not None and self.running_var is not None:
+                self.running_mean.copy_(torch.stack([mean for mean in means if mean is not None]).mean(0))
+                self.running_var.copy_(torch.stack([each for each in variances if each is not None]).mean(0))
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
         return torch.cat(parts)
 
 
-def split_batch_norm(module: Module, splits: int) -> Module:
-    """`module` with every BatchNorm2d in it replaced by `SplitBatchNorm2d`, weights and statistics kept."""
+def split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
+    """`module` with every BatchNorm2d in it, or itself, as a `SplitBatchNorm2d`, its weights and options kept."""
+    if type(module) is nn.BatchNorm2d:
+        split = SplitBatchNorm2d(
+            module.num_features, splits, module.eps, module.momentum, module.affine, module.track_running_stats
+        )
+        # The very tensors: on their device, trained or not as before, and known to an optimiser.
+        split._parameters, split._buffers = module._parameters, module._buffers
+        split.train(module.training)
+        return split
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
-            split = SplitBatchNorm2d(child.num_features, splits, child.eps, child.momentum or 0.1)
-            split.load_state_dict(child.state_dict())
-            split.train(child.training)
-            setattr(module, name, split.to(child.weight.device, child.weight.dtype))
-        else:
-            split_batch_norm(child, splits)
+        setattr(module, name, split_batch_norm(child, splits))
     return module

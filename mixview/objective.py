@@ -26,7 +26,11 @@ class Objective:
     """
 
     def __init__(self, terms: Sequence[tuple[float, Mixer]]) -> None:
-        for weight, _ in terms:
+        for weight, mixer in terms:
+            if not isinstance(mixer, Mixer):
+                raise TypeError(f"the mixer of a term must be an instance such as CutMix(), got {mixer!r}")
+            if not isinstance(weight, int | float):
+                raise TypeError(f"the weight of a term must be a number, got {weight!r}: wbsim(0.5, 0.5, CutMix())")
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"the weight of a term must be a number of at least 0, got {weight}")
         self.terms = tuple((float(weight), mixer) for weight, mixer in terms if weight > 0)

@@ -167,6 +167,8 @@ def test_world_sizes_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_one_process_gathers_nothing() -> None:
     x = torch.rand(3, 2)
     assert gather(x) is x
-    assert shuffle(x, 0) == (x, None)
+    shuffled, permutation = shuffle(x, 0)
+    assert torch.equal(shuffled, x[permutation])
+    assert torch.equal(unshuffle(shuffled, permutation), x)
     assert unshuffle(x, None) is x
     assert own_rows(3) == slice(0, 3)

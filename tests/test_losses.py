@@ -169,6 +169,14 @@ def test_half_precision_and_autocast_at_a_low_temperature(dtype: torch.dtype) ->
         assert torch.isfinite(torch.autograd.grad(loss, low[0])[0]).all()
 
 
+def test_features_of_two_precisions() -> None:
+    anchors, targets = features(4, 3, 0, torch.float32), features(4, 3, 1, torch.float64)
+    mixture = any_mixture(4, 0, "any", "reversal")
+    for one, other in ((anchors, targets), (targets, anchors)):
+        expected = nt_xent(one.double(), other.double(), mixture, 0.2)
+        torch.testing.assert_close(nt_xent(one, other, mixture, 0.2).double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_rows_are_the_anchors_to_average_over() -> None:
     mixed, plain = features(8, 4, 0), features(8, 4, 1)
     mixture = any_mixture(8, 0, "any", "permutation")

@@ -5,13 +5,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightly.loss import NegativeCosineSimilarity, NTXentLoss
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from mixview import CutMix, bsim, mixture_generators, sim, wbsim
+from mixview import CutMix, Mixer, Mixture, bsim, mixture_generators, sim, wbsim
 from mixview.losses import regression
 from mixview.methods import BYOL, Method, MoCo, SimCLR, SimSiam, backward, moco_v2
 from mixview.methods.method import once
-from mixview.nn import MLP
+from mixview.nn import MLP, split_batch_norm
 from tests.networks import METHODS, OBJECTIVES, WIDTH, encoder
 
 
@@ -292,6 +293,89 @@ def test_bad_input_is_refused_with_the_remedy() -> None:
         make("simclr")((views[0][:4], views[1][:4]), bsim().draw(views[0], mixture_generators(0, 0)))
     with pytest.raises(ValueError, match="temperature must be a positive number, got 0"):
         SimCLR(encoder(), WIDTH, temperature=0)
+
+
+def test_misuse_is_named() -> None:
+    views = two_views()
+    with pytest.raises(TypeError, match=r"MoCo's queue needs the keys of the step.*got \['list'\]"):
+        make("moco-v2").advance([torch.zeros(2, 5)], progress=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"progress is the share of training that is done, 0 to 1, got 500"):
+        make("byol").advance(None, progress=500)
+    with pytest.raises(ValueError, match=r"momentum must be within \[0, 1\], got 2"):
+        BYOL(encoder(), WIDTH, momentum=2)
+    with pytest.raises(ValueError, match="there are no terms to train on"):
+        backward(make("simclr"), views, [])
+    with pytest.raises(ValueError, match="pass both, or neither"):
+        SimSiam(encoder(), WIDTH, projector=nn.Identity())
+    with pytest.raises(TypeError, match="expected a mixview Method, or a wrapper around one, got Linear"):
+        backward(nn.Linear(2, 2), views, sim().draw(views[0], mixture_generators(0, 0)))
+
+
+def test_an_empty_projector_is_a_projector() -> None:
+    assert isinstance(SimCLR(encoder(), WIDTH, nn.Sequential()).online.projector, nn.Sequential)
+    assert len(SimCLR(encoder(), WIDTH, nn.Sequential()).online.projector) == 0
+
+
+class MixesNothing(Mixer):
+    """A user's own mixture that happens to hand the batch back."""
+
+    def draw(self, images, generator, *, mix_groups=1):
+        count = len(images)
+        return Mixture(torch.arange(count), torch.ones(count), lambda batch: batch)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_own_mixture_that_mixes_nothing_still_trains_the_encoder(name: str) -> None:
+    method, views = make(name), two_views()
+    backward(method, views, bsim(MixesNothing()).draw(views[0], mixture_generators(0, 0)))
+    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
+
+
+def test_moco_on_one_device_normalises_keys_among_other_images_than_queries() -> None:
+    torch.manual_seed(0)
+    method = moco_v2(split_batch_norm(encoder(), 3), WIDTH, dim=5, queue_size=24)
+    calm = two_views()[0]
+    moved = calm.clone()
+    moved[0] += 1
+
+    def disturbed(encode) -> set[int]:
+        with torch.no_grad():
+            return set((encode(calm) - encode(moved)).abs().amax(1).nonzero().flatten().tolist())
+
+    queries, keys = disturbed(method.online), disturbed(method.encode_keys)
+    assert queries == {0, 1}
+    assert 0 in keys
+    assert keys != queries
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_joint_and_sequential_leave_the_same_statistics(name: str) -> None:
+    views = two_views()
+    terms = wbsim().draw(views[0], mixture_generators(0, 0))
+    joint, sequential = make(name), make(name)
+    joint(views, terms)
+    backward(sequential, views, terms)
+    expected = dict(sequential.named_buffers())
+    assert all(torch.equal(value, expected[key]) for key, value in joint.named_buffers())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("name", METHODS)
+def test_under_fabric(name: str, precision: str) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    method, views = make(name), two_views()
+    terms = wbsim().draw(views[0], mixture_generators(0, 0))
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.1)
+    wrapped, optimizer = fabric.setup(method, optimizer)
+    loss, targets = backward(
+        wrapped, views, terms, call=fabric.backward, no_sync=lambda: fabric.no_backward_sync(wrapped)
+    )
+    optimizer.step()
+    wrapped.advance(targets, progress=0.5)
+    expected, _ = make(name)(views, terms)
+    tolerance = 1e-5 if precision == "32-true" else 0.1
+    torch.testing.assert_close(loss, expected.detach(), rtol=tolerance, atol=tolerance)
 
 
 def test_a_batch_of_one_says_that_simclr_learns_nothing() -> None:

@@ -82,6 +82,11 @@ def test_cutmix_at_a_tiny_alpha_is_all_of_one_parent_or_all_of_the_other() -> No
     assert abs((lam == 1).float().mean() - 0.5) < 0.05
 
 
+def test_no_parent_has_an_invisible_weight() -> None:
+    lam = Mixup(1e-3, per_sample=True).draw(torch.rand(5000, 1, 2, 2), seeded()).lam
+    assert ((1 - lam == 1) == (lam == 0)).all()
+
+
 def test_box_centres_are_uniform_and_sides_keep_the_aspect_ratio() -> None:
     height, width, n = 60, 200, 20_000
     uniform = torch.rand(n, 3, generator=seeded(), dtype=torch.float64)
@@ -257,6 +262,10 @@ def test_bad_batches_and_options_are_refused_with_the_remedy() -> None:
         CutMix().draw(images, [seeded(), seeded()], mix_groups=3)
     with pytest.raises(ValueError, match=r"lam must be within \[0, 1\], got 1.5"):
         CutMix().draw(images, seeded(), lam=1.5)
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or a list of them, got None"):
+        CutMix().draw(images, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="drawn for images on cpu and is called on images on meta: draw it after"):
+        CutMix().draw(images, seeded())(images.to("meta"))
     with pytest.raises(ValueError, match="mix_groups must be at least 1"):
         mixture_generators(0, 0, mix_groups=0)
 

@@ -65,6 +65,27 @@ def test_split_batch_norm_is_one_batch_norm_a_part() -> None:
     torch.testing.assert_close(split(images), network.eval()(images))
 
 
+def test_split_batch_norm_keeps_what_a_batch_norm_is() -> None:
+    frozen = nn.BatchNorm2d(3, eps=0.1, momentum=0.0).requires_grad_(False)
+    split = split_batch_norm(frozen, 2)
+    assert isinstance(split, SplitBatchNorm2d)
+    assert (split.eps, split.momentum, split.weight.requires_grad) == (0.1, 0.0, False)
+    assert split.weight is frozen.weight
+    for options in ({"affine": False}, {"track_running_stats": False}):
+        plain = nn.BatchNorm2d(3, **options)
+        images = torch.rand(4, 3, 5, 5)
+        expected = torch.cat([plain(part) for part in images.chunk(2)])
+        torch.testing.assert_close(split_batch_norm(nn.BatchNorm2d(3, **options), 2)(images), expected)
+    with pytest.raises(ValueError, match="give it a momentum"):
+        split_batch_norm(nn.BatchNorm2d(3, momentum=None), 2)
+
+
+def test_a_momentum_copy_in_half_precision_is_refused() -> None:
+    network = encoder().to(torch.bfloat16)
+    with pytest.raises(TypeError, match=r"stands still.*bf16-mixed instead of bf16-true"):
+        follow(momentum_copy(network), network, 0.999)
+
+
 def test_split_batch_norm_refuses_a_batch_that_does_not_split() -> None:
     with pytest.raises(ValueError, match="a batch of 4 does not split into 3 batch-norm groups"):
         SplitBatchNorm2d(2, 3)(torch.rand(4, 2, 3, 3))

@@ -34,6 +34,15 @@ def test_weights_must_be_numbers_of_at_least_0(weight: float) -> None:
         wbsim(weight, 0.5)
 
 
+def test_slips_are_named() -> None:
+    with pytest.raises(
+        TypeError, match=r"the weight of a term must be a number, got CutMix\(.*wbsim\(0.5, 0.5, CutMix"
+    ):
+        wbsim(CutMix())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be an instance such as CutMix\(\), got <class"):
+        bsim(CutMix)  # type: ignore[arg-type]
+
+
 def test_an_objective_needs_a_term() -> None:
     with pytest.raises(ValueError, match="an objective needs a term of positive weight"):
         wbsim(0, 0)

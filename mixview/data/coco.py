@@ -44,7 +44,8 @@ class Coco(ImageFiles):
         images = content["images"]
         # One listing of the folder rather than a hundred thousand questions to the disk.
         there = {entry.name for entry in folder.iterdir()}
-        missing = [image["file_name"] for image in images if image["file_name"] not in there]
+        named = [image["file_name"] for image in images]
+        missing = [name for name in named if name not in there and not (folder / name).is_file()]
         if missing and absent == "refuse":
             raise SourceError(
                 f"{path} names {len(missing)} images that are not in {folder}, {missing[0]} for one: "

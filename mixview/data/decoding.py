@@ -17,16 +17,17 @@ from mixview.data.source import BadImage, Pixels
 Mode = Literal["RGB", "L", "stored", "palette"]
 
 IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"}
-    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga", ".qoi"}
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"}
 )
 """File names that end like this (in any case) are taken for images."""
 
 MAX_PIXELS = 89_478_485
 """Pillow's own limit against decompression bombs: a quarter of a gigabyte in RGB."""
 
-# Raster formats only: no interpreter (EPS starts Ghostscript), no container with surprises. The common ones first.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI", "TGA")
+# Raster formats that say what they are in their first bytes: no interpreter (EPS starts Ghostscript), and none that any
+# garbage passes for (TGA).
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI")
 
 # EXIF orientation -> the transposition that undoes it.
 UPRIGHT = {
@@ -95,13 +96,12 @@ def open_encoded(data: bytes, name: str) -> ImageFile.ImageFile:
                 continue
             factory, accept = Image.OPEN[key]
             try:
-                if accept is None or accept(prefix) is True:
+                if accept is not None and accept(prefix) is True:
                     return factory(io.BytesIO(data), name)
             except MemoryError:
                 raise
-            except Exception as error:  # as above; another format may still know the file
-                if accept is not None:  # a format without a signature (TGA) fails on everything that is not its own
-                    reason = error
+            except Exception as error:  # as above
+                reason = error
     if reason is not None:
         raise BadImage(name, f"is broken or truncated ({reason})") from reason
     raise BadImage(name, f"is not an image (its first bytes are {prefix!r})")

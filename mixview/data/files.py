@@ -57,7 +57,9 @@ class ImageFiles(Source):
         return self._names[index]
 
     def read(self, index: int) -> bytes:
-        return read_file(self.path(index), self.name(index))
+        name = self._names[index]
+        # Path interns the parts of every path in a table that grows, and that each worker would come to own a copy of.
+        return read_file(os.path.join(self.root, name), name)  # noqa: PTH118
 
     def path(self, index: int) -> Path:
         """Where the file is."""
@@ -73,10 +75,11 @@ class ImageFiles(Source):
         return fingerprint(self._names, sizes, self.labels(), self.label_sets())
 
 
-def read_file(path: Path, name: str) -> bytes:
+def read_file(path: str | Path, name: str) -> bytes:
     """The bytes of one image file."""
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:  # noqa: PTH123, see `ImageFiles.read`
+            return file.read()
     except OSError as error:
         raise BadImage(name, f"cannot be read ({error.strerror or error})") from error
 
@@ -218,6 +221,11 @@ class ClassFolders(ImageFiles):
                     f"{root} has images outside of any class folder, {found[folders.index('')]} first: "
                     "move them into one, or open it with kind='folder', without labels"
                 )
+            unknown = [name for name in found if Path(name).stem not in solution]
+            if unknown:
+                raise SourceError(
+                    f"LOC_val_solution.csv has no label for {unknown[0]}: restore it, or remove the image"
+                )
             folders = [solution[Path(name).stem] for name in found]
         names = sorted(set(folders))
         index = {name: number for number, name in enumerate(names)}
@@ -233,7 +241,7 @@ def looks_like_classes(root: Path) -> bool:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if Path(entry).is_dir():  # False, unlike the entry's own, for a link to itself
                 folders += 1
             elif is_image_name(entry.name):
                 return kaggle_solution(root) is not None

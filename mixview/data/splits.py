@@ -171,8 +171,8 @@ def stratify(order: Indices, labels: npt.NDArray[np.int64], fraction: float) -> 
 def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: float) -> Indices:
     """Class by class from the rarest on, the first in `order` until the class has its share; no class is a class, too.
 
-    The images that were chosen for rarer classes count for the commoner ones that they show besides, and those that show
-    a rarer class, which has its share by then, are chosen last.
+    The images that were chosen for rarer classes count for the commoner ones that they show besides, and those that
+    show a rarer class, which has its share by then, are chosen last.
     """
     present = np.column_stack([present, ~present.any(axis=1)])[order]
     counts = present.sum(axis=0)

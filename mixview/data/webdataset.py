@@ -3,8 +3,9 @@
 A shard is a tar file in which the members of one sample follow each other and share a key: `0001.jpg`, `0001.cls`.
 Streaming readers give up reading by index, and with it a resume in the middle that is exact. Here a shard has an index
 instead, of where each image begins and how long it is, made once by walking the headers of the tar and kept in
-`~/.cache/mixview`. After that image i is one read at a known position: of the file, or by HTTP Range. Reading in order
-streams (`RemoteFile` fetches ahead), reading at random fetches single images, and no shard is ever stored.
+`~/.cache/mixview` (or `$MIXVIEW_CACHE`). After that image i is one read at a known position: of the file, or by HTTP
+Range. Reading in order streams (`RemoteFile` fetches ahead), reading at random fetches single images, and no shard is
+ever stored.
 
 To make an index the headers of a local shard are read and nothing else; a remote one is streamed through once if its
 images are small, and skipped through if they are large (a mebibyte and more).
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from mixview.data.cache import cache_folder
 from mixview.data.files import is_image_name, number_labels
 from mixview.data.fingerprint import fingerprint
 from mixview.data.packed import PackedStrings
@@ -58,17 +60,11 @@ class ShardIndex:
     def save(self, path: Path) -> None:
         """Write it in one move, so that a process that is reading never sees half of it."""
         (names, name_ends), (labels, label_ends) = self.names.arrays, self.labels.arrays
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            np.savez(
-                file,
-                names=names,
-                name_ends=name_ends,
-                starts=self.starts,
-                sizes=self.sizes,
-                labels=labels,
-                label_ends=label_ends,
-            )
-        Path(file.name).replace(path)
+        arrays: dict[str, Any] = {"starts": self.starts, "sizes": self.sizes, "names": names, "name_ends": name_ends}
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            whole = Path(folder) / "index.npz"
+            np.savez(whole, labels=labels, label_ends=label_ends, **arrays)
+            whole.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "ShardIndex":
@@ -86,7 +82,7 @@ class WebDataset(Source):
     Args:
         shards: a tar file, a folder of tar files, or a pattern, `shards/train-{000..146}.tar`, `shards/*.tar`,
             `https://server/train-{000..146}.tar`.
-        cache: the folder for the indexes; by default `mixview/webdataset` in the user's folder for caches.
+        cache: the folder for the indexes; by default `webdataset` in mixview's cache (see `cache_folder`).
         timeout: seconds of silence after which a connection counts as dropped.
         retries: drops in a row, without a byte between them, that are put up with.
     """
@@ -99,7 +95,7 @@ class WebDataset(Source):
         self.shards = tuple(expand_shards(str(shards)))
         self.timeout = timeout
         self.retries = retries
-        folder = cache_folder() if cache is None else Path(cache)
+        folder = cache_folder("webdataset") if cache is None else Path(cache)
         with ThreadPoolExecutor(max_workers=8) as pool:
             indexes = list(pool.map(lambda shard: self._index(shard, folder), self.shards))
         counts = np.array([len(index.names) for index in indexes], dtype=np.int64)
@@ -284,12 +280,6 @@ def expand_braces(pattern: str) -> Iterator[str]:
             raise SourceError(f"{match[0]} in {pattern} counts down: write the smaller number first")
     for part in parts:
         yield from expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
-
-
-def cache_folder() -> Path:
-    """Where indexes are kept: `$XDG_CACHE_HOME` or `~/.cache`, and there mixview/webdataset."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mixview" / "webdataset"
 
 
 def locate(path: Path) -> Path | None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from mixview.losses import regression
-from mixview.methods.method import Method, Targets, Views, check_views, once
-from mixview.nn import MLP, Projected, follow, momentum_copy
+from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
+from mixview.nn import MLP, Projected, check_momentum, follow, momentum_copy
 from mixview.objective import Term
 
 
@@ -40,8 +40,12 @@ class BYOL(Method):
         super().__init__()
         if target not in ("parents", "interpolated"):
             raise ValueError(f'target must be "parents" or "interpolated", got {target!r}')
-        self.online = Projected(encoder, projector or MLP((feature_dim, 4096, 256)), feature_dim)
-        self.predictor = predictor or MLP((256, 4096, 256))
+        if (projector is None) != (predictor is None):
+            raise ValueError("projector and predictor fit each other: pass both, or neither for the published ones")
+        check_momentum(momentum)
+        projector = MLP((feature_dim, 4096, 256)) if projector is None else projector
+        self.online = Projected(encoder, projector, feature_dim)
+        self.predictor = MLP((256, 4096, 256)) if predictor is None else predictor
         self.target = momentum_copy(self.online)
         self.momentum = momentum
         self.interpolated = target == "interpolated"
@@ -55,7 +59,7 @@ class BYOL(Method):
         z_first, z_second = targets
         predict = once(lambda images: self.predictor(self.online(images)))
         loss = first.new_zeros(())
-        for weight, mixture in terms:
+        for weight, mixture in unmixed_first(terms):
             side = regression(predict(mixture(first)), z_second, mixture, interpolated=self.interpolated)  # L'
             other = regression(predict(mixture(second)), z_first, mixture, interpolated=self.interpolated)  # L''
             loss = loss + weight * (side + other)  # the sum, as published: a mean would halve the learning rate
@@ -63,5 +67,6 @@ class BYOL(Method):
 
     def advance(self, *targets: Targets, progress: float) -> None:
         """The target network follows."""
+        check_progress(progress)
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
         follow(self.target, self.online, momentum)

@@ -8,7 +8,7 @@ method.advance(targets, progress=step / steps)               # EMA and queue cha
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, final
 
 import torch
@@ -22,7 +22,7 @@ Targets = Tensor | Views | None
 
 
 class Method(nn.Module, ABC):
-    """A self-supervised method around an encoder: `online` is trained, `online.encoder` is what one keeps."""
+    """A self-supervised method around an encoder. Optimise `parameters()`; keep `encoder`."""
 
     separable: ClassVar[bool] = True
     """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
@@ -54,10 +54,17 @@ class Method(nn.Module, ABC):
         """
 
     @final
-    def groups(self, terms: Sequence[Term]) -> list[list[Term]]:
-        """The terms in sets that go backward together, unmixed terms first: their projections may be targets."""
-        ordered = sorted(terms, key=lambda term: not term.mixture.is_identity)
+    def sets(self, terms: Sequence[Term]) -> list[list[Term]]:
+        """The terms in sets that go backward together."""
+        ordered = unmixed_first(terms)
         return [[term] for term in ordered] if self.separable else [ordered]
+
+
+def unmixed_first(terms: Sequence[Term]) -> list[Term]:
+    """The terms in the order in which methods take them: projections of an unmixed term may be the others' targets."""
+    if not terms:
+        raise ValueError("there are no terms to train on: draw them with an objective, such as wbsim().draw(…)")
+    return sorted((Term(*term) for term in terms), key=lambda term: not term.mixture.is_identity)
 
 
 def backward(
@@ -66,30 +73,43 @@ def backward(
     terms: Sequence[Term],
     *,
     call: Callable[[Tensor], None] = torch.Tensor.backward,
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None,
+    sync: bool = True,
 ) -> tuple[Tensor, Targets]:
     """Accumulate the gradient of the objective, holding the activations of one set of terms at a time.
 
     Args:
-        method: a `Method`, or one wrapped in DistributedDataParallel: gradients then synchronise in the last set only.
+        method: a `Method`, or one in wrappers (DistributedDataParallel, Fabric, torch.compile): gradients then
+            synchronise in the last set only.
         call: what goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
+        no_sync: the context in which gradients do not synchronise: DistributedDataParallel's own is found by itself,
+            with Fabric pass `lambda: fabric.no_backward_sync(method)`.
+        sync: False for all micro-batches of a step but the last.
 
     Returns:
         The detached loss and the targets, for `advance`.
     """
-    inner = method.module if isinstance(method, nn.parallel.DistributedDataParallel) else method
-    assert isinstance(inner, Method)
-    groups = inner.groups(terms)
-    total: Tensor | None = None
+    sets = unwrap(method).sets(terms)
+    if no_sync is None:
+        no_sync = method.no_sync if isinstance(method, nn.parallel.DistributedDataParallel) else nullcontext
+    total = views[0].new_zeros(())
     targets: Targets = None
-    for group in groups:
-        last = group is groups[-1]
-        quiet = nullcontext() if last or inner is method else method.no_sync()  # type: ignore[operator]
-        with quiet:
-            loss, targets = method(views, group, targets)
+    for part in sets:
+        with nullcontext() if sync and part is sets[-1] else no_sync():
+            loss, targets = method(views, part, targets)
             call(loss)
-        total = loss.detach() if total is None else total + loss.detach()
-    assert total is not None
+        total = total + loss.detach()
     return total, targets
+
+
+def unwrap(method: nn.Module) -> Method:
+    """The method inside its wrappers."""
+    while not isinstance(method, Method):
+        inner = getattr(method, "module", None) or getattr(method, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            raise TypeError(f"expected a mixview Method, or a wrapper around one, got {type(method).__name__}")
+        method = inner
+    return method
 
 
 class once:
@@ -103,6 +123,12 @@ class once:
         if id(images) not in self.known:
             self.known[id(images)] = (images, self.encode(images))
         return self.known[id(images)][1]
+
+
+def check_progress(progress: float) -> None:
+    """Refuse a step number where the share of training that is done is meant."""
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress is the share of training that is done, 0 to 1, got {progress}: pass step / steps")
 
 
 def check_views(views: Views) -> None:

@@ -6,10 +6,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from mixview.distributed import gather, shuffle, unshuffle
+from mixview.distributed import gather, shuffle, unshuffle, world_size
 from mixview.losses import check_temperature, info_nce, unit
-from mixview.methods.method import Method, Targets, Views, check_views, once
-from mixview.nn import MLP, KeyQueue, Projected, follow, momentum_copy
+from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
+from mixview.nn import MLP, KeyQueue, Projected, SplitBatchNorm2d, check_momentum, follow, momentum_copy
 from mixview.objective import Term
 
 
@@ -28,7 +28,8 @@ class MoCo(Method):
         momentum: of the key encoder.
         queue_size: how many earlier keys are negatives.
         other_parent: count a mixture's other parent among the negatives of each term.
-        shuffle: shuffling BN across processes (for one process see `mixview.nn.split_batch_norm`).
+        shuffle: shuffling BN: keys are batch-normalised among other images than the queries, which could cheat
+            otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class MoCo(Method):
     ) -> None:
         super().__init__()
         check_temperature(temperature)
+        check_momentum(momentum)
         self.online = Projected(encoder, projector, feature_dim)
         self.target = momentum_copy(self.online)
         self.queue = KeyQueue(queue_size, dim)
@@ -61,7 +63,7 @@ class MoCo(Method):
         assert isinstance(keys, Tensor)
         encode = once(self.online)
         loss = x_q.new_zeros(())
-        for weight, mixture in terms:
+        for weight, mixture in unmixed_first(terms):
             q = encode(mixture(x_q))
             loss = loss + weight * info_nce(
                 q, keys, self.queue.keys, mixture, self.temperature, other_parent=self.other_parent
@@ -71,21 +73,29 @@ class MoCo(Method):
     @torch.no_grad()
     def encode_keys(self, images: Tensor) -> Tensor:
         """Keys [N, dim] of unmixed images, of length one."""
-        shuffled, permutation = shuffle(images, self.steps) if self.shuffle else (images, None)
+        grouped = world_size() > 1 or any(isinstance(part, SplitBatchNorm2d) for part in self.target.modules())
+        shuffled, permutation = shuffle(images, self.steps) if self.shuffle and grouped else (images, None)
         return unit(unshuffle(self.target(shuffled), permutation))
 
     @torch.no_grad()
     def advance(self, *targets: Targets, progress: float) -> None:
         """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
+        check_progress(progress)
+        keys = [each for each in targets if isinstance(each, Tensor)]
+        if not keys or len(keys) < len(targets):
+            raise TypeError(
+                "MoCo's queue needs the keys of the step: pass what `forward` or `backward` returned as targets, one "
+                f"argument a micro-batch, got {[type(each).__name__ for each in targets]}"
+            )
         follow(self.target, self.online, self.momentum)
-        self.queue.push(gather(torch.cat([keys for keys in targets if isinstance(keys, Tensor)])))
+        self.queue.push(gather(torch.cat(keys)))
         self.steps += 1
 
-    def get_extra_state(self) -> Any:
-        return {"steps": self.steps}
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
 
-    def set_extra_state(self, state: Any) -> None:
-        self.steps = int(state["steps"])
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
 
 
 def moco_v1(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.07, **options: Any) -> MoCo:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixview.distributed import gather, gather_mixture, own_rows
 from mixview.losses import check_temperature, nt_xent
-from mixview.methods.method import Method, Targets, Views, check_views, once
+from mixview.methods.method import Method, Targets, Views, check_views, once, unmixed_first
 from mixview.nn import MLP, Projected
 from mixview.objective import Term
 
@@ -40,7 +40,8 @@ class SimCLR(Method):
     ) -> None:
         super().__init__()
         check_temperature(temperature)
-        projector = projector or MLP((feature_dim, feature_dim, 128), last_norm="affine")
+        if projector is None:
+            projector = MLP((feature_dim, feature_dim, 128), last_norm="affine")
         self.online = Projected(encoder, projector, feature_dim)
         self.temperature = temperature
         self.symmetric = symmetric
@@ -50,7 +51,7 @@ class SimCLR(Method):
         first, second = views
         encode = once(lambda images: gather(self.online(images)))  # z of every process
         loss = first.new_zeros(())
-        for weight, mixture in terms:
+        for weight, mixture in unmixed_first(terms):
             everyone = gather_mixture(mixture)
             rows = own_rows(len(mixture))
             side = nt_xent(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mixview.losses import regression
-from mixview.methods.method import Method, Targets, Views, check_views, once
+from mixview.methods.method import Method, Targets, Views, check_views, once, unmixed_first
 from mixview.nn import MLP, Projected
 from mixview.objective import Term
 
@@ -34,23 +34,28 @@ class SimSiam(Method):
         predictor: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        projector = projector or MLP((feature_dim, 2048, 2048, 2048), last_norm="plain")
+        if (projector is None) != (predictor is None):
+            raise ValueError("projector and predictor fit each other: pass both, or neither for the published ones")
+        if projector is None:
+            projector = MLP((feature_dim, 2048, 2048, 2048), last_norm="plain")
         self.online = Projected(encoder, projector, feature_dim)
-        self.predictor = predictor or MLP((2048, 512, 2048))
+        self.predictor = MLP((2048, 512, 2048)) if predictor is None else predictor
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         check_views(views)
         first, second = views
         project = once(self.online)
         if targets is None:
-            # An unmixed term is going to need these projections with their graph: then one pass serves as both.
-            plain = any(mixture.is_identity for _, mixture in terms)
-            with torch.set_grad_enabled(plain and torch.is_grad_enabled()):
+            if any(mixture.is_identity for _, mixture in terms):
+                # An unmixed term needs these projections with their graph: one pass serves as both.
                 targets = project(first).detach(), project(second).detach()
+            else:
+                with torch.no_grad():
+                    targets = self.online(first), self.online(second)
         z_first, z_second = targets
         predict = once(lambda images: self.predictor(project(images)))
         loss = first.new_zeros(())
-        for weight, mixture in terms:
+        for weight, mixture in unmixed_first(terms):
             side = regression(predict(mixture(first)), z_second, mixture)
             other = regression(predict(mixture(second)), z_first, mixture)
             loss = loss + weight * ((side + other) / 4 - 1)  # from 2 - 2 cos to SimSiam's -cos, mean of the two sides

@@ -112,6 +112,13 @@ def test_absent_images(tmp_path: Path) -> None:
     assert list(source.skipped) == ["train2017/000000000001.jpg"]
 
 
+def test_images_in_subfolders(tmp_path: Path) -> None:
+    content = instances()
+    content["images"][0]["file_name"] = "sub/a.jpg"
+    write(tmp_path / "train2017" / "sub" / "a.jpg", encode(7))
+    assert Coco(write_coco(tmp_path, content)).read(0) == encode(7)
+
+
 def test_splits(tmp_path: Path) -> None:
     root = write_coco(tmp_path)
     write_coco(tmp_path, split="val2017")

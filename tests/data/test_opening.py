@@ -20,7 +20,7 @@ from tests.data.writing import needs_data, pixels, refuses, tar, write, write_cl
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -133,6 +133,15 @@ def test_refusals(tmp_path: Path) -> None:
         open_source(tmp_path / "voc", year=2007)
     with refuses(SourceError, "kind list has no splits", "split='val'"):
         open_source(write(tmp_path / "a.txt", "photos/a.png"), "val")
+
+
+def test_links_that_lead_nowhere_are_no_obstacle(tmp_path: Path) -> None:
+    write_classes(tmp_path / "set", {"a": 1, "b": 1})
+    (tmp_path / "set" / "itself").symlink_to("itself")
+    (tmp_path / "set" / "loop").symlink_to(tmp_path / "set", target_is_directory=True)
+    source = open_source(tmp_path / "set")
+    assert source.kind == "imagefolder"
+    assert list(source.skipped) == ["loop"]
 
 
 def test_every_kind_says_what_it_is() -> None:

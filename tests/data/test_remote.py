@@ -18,6 +18,7 @@ DATA = random.Random(0).randbytes(3_000_000)
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving() as server:
         server.files["/a"] = DATA
         yield server

@@ -30,9 +30,10 @@ def shard(number: int, large: bool = False) -> bytes:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
-    return tmp_path / "cache" / "mixview" / "webdataset"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return tmp_path / "cache" / "webdataset"
 
 
 @pytest.fixture
