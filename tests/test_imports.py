@@ -20,7 +20,11 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing"},
-    "train": {"mixing", "losses", "objective", "nn", "distributed", "methods", "data", "export", "train"},
+    "backbones": set(),
+    "export": {"backbones"},
+    "train": {
+        "mixing", "losses", "objective", "nn", "distributed", "methods", "data", "evaluate", "backbones", "export", "train"
+    },
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.

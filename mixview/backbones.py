@@ -1,0 +1,667 @@
+"""Encoders by name: torchvision's, timm's, a small ResNet for CPUs, or one's own; and the weights they start from.
+
+    backbone = build("resnet50", size=32)          # CIFAR stem, because the images are small; backbone.notes says so
+    features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
+
+Nothing that is read here can run code: torch files are opened with `weights_only=True`. Only a name that is an import
+path (`package.module:factory`) does, and that is what it asks for.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+Stem = Literal["auto", "small", "standard"]
+Spec = dict[str, str | int]
+
+SMALL_IMAGE = 64
+"""Up to this many pixels a ResNet gets the CIFAR stem: the standard one would leave 2×2 of 64×64 pixels."""
+
+ENCODER_FILE = "encoder.safetensors"
+"""The exported encoder in a run folder."""
+
+HEADS = ("fc", "classifier", "head", "heads", "head_dist")
+PREFIXES = ("module.", "_orig_mod.", "online.", "encoder_q.", "encoder.", "backbone.", "model.")
+CONTAINERS = ("state_dict", "model_state_dict", "model", "encoder", "backbone")
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+
+FIT = 0.7
+"""The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
+
+
+class Backbone(NamedTuple):
+    """An encoder, ready to train."""
+
+    encoder: nn.Module
+    """Images [N, C, H, W] -> features [N, feature_dim]; no classifier."""
+
+    feature_dim: int
+
+    notes: tuple[str, ...]
+    """What was decided, in sentences for the user."""
+
+    spec: Spec
+    """What rebuilds the encoder, without its weights: name, size, channels, stem, feature_dim."""
+
+
+def build(
+    name: str,
+    *,
+    size: int,
+    channels: int = 3,
+    stem: Stem = "auto",
+    weights: str | None = None,
+    zero_init_residual: bool = False,
+) -> Backbone:
+    """The encoder of this name.
+
+    Args:
+        name: a torchvision model (`resnet50`), else a timm model (`vit_small_patch16_224`); `torchvision/NAME` or
+            `timm/NAME` to say which; `small`, a ResNet of 0.3 M parameters for CPUs; or your own module by import path,
+            `package.module:factory`, which is called with `channels` and `size` if it takes them.
+        size: side of the images in pixels.
+        channels: of the images.
+        stem: of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
+            small one for images of up to 64 pixels.
+        weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; None starts afresh.
+        zero_init_residual: start the last batch norm of every residual block at zero (ResNets only).
+    """
+    encoder, full_name, resolved, notes = construct(
+        name,
+        size=size,
+        channels=channels,
+        stem=stem,
+        zero_init_residual=zero_init_residual,
+        pretrained=weights == "imagenet",
+    )
+    if weights is not None and weights != "imagenet":
+        path = weights_file(weights)
+        notes.append(load_weights(encoder, read_tensors(path), str(path), full_name))
+    feature_dim = measure(encoder, full_name, size=size, channels=channels)
+    millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
+    notes.insert(0, f"Backbone {full_name}: {millions:.1f} M parameters, {feature_dim} features.")
+    spec: Spec = {
+        "name": full_name,
+        "size": size,
+        "channels": channels,
+        "stem": resolved,
+        "feature_dim": feature_dim,
+    }
+    return Backbone(encoder, feature_dim, tuple(notes), spec)
+
+
+def construct(
+    name: str,
+    *,
+    size: int,
+    channels: int,
+    stem: Stem = "auto",
+    zero_init_residual: bool = False,
+    pretrained: bool = False,
+) -> tuple[nn.Module, str, Stem, list[str]]:
+    """The module alone, not tried out: encoder, its full name, the stem it got, and notes. See `build`."""
+    if size < 1 or channels < 1:
+        raise ValueError(f"size and channels must be at least 1, got {size} and {channels}")
+    if stem not in get_args(Stem):
+        raise ValueError(f'stem must be "auto", "small" or "standard", got {stem!r}')
+    library, short = find(name)
+    full_name = short if library in ("mixview", "own") else f"{library}/{short}"
+    notes: list[str] = []
+    wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE)
+
+    if library == "mixview":
+        encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_init_residual)
+        is_resnet = True
+        if stem == "standard":
+            raise ValueError('the backbone "small" has only the small stem: leave stem at "auto", or use resnet18')
+    elif library == "own":
+        encoder, is_resnet = own_module(short, size=size, channels=channels), False
+    elif library == "torchvision":
+        encoder, is_resnet = torchvision_model(short, size, zero_init_residual)
+    else:
+        encoder, is_resnet = timm_model(short, size, channels, zero_init_residual, pretrained)
+    check_patches(encoder, full_name, size)
+
+    if not is_resnet and zero_init_residual:
+        raise ValueError(
+            f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is none: "
+            "set zero_init_residual to false"
+        )
+    if not is_resnet and stem == "small":
+        raise ValueError(
+            f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is none: leave stem at "
+            '"auto", and choose a backbone that is made for small images'
+        )
+    if pretrained and library in ("mixview", "own"):
+        raise ValueError(
+            f"{full_name} has no ImageNet weights: use a torchvision or timm backbone, or pass a file as weights"
+        )
+
+    resolved: Stem = "standard"
+    if is_resnet and wants_small:
+        resolved = "small"
+        if library != "mixview":
+            make_small_stem(encoder)
+            reason = f"the images are {size} pixels" if stem == "auto" else "it was asked for"
+            other = '; stem="standard" keeps ImageNet\'s' if stem == "auto" else ""
+            notes.append(f"CIFAR stem (3×3, stride 1, no max-pool), because {reason}{other}.")
+            if pretrained:
+                notes.append("The new stem starts afresh: the ImageNet weights are of the standard one.")
+    elif is_resnet:
+        notes.append(f"Standard stem (stride 2, max-pool), for images of {size} pixels.")
+    elif library in ("torchvision", "timm") and size <= SMALL_IMAGE and patch_of(encoder) is None:
+        notes.append(
+            f"{full_name} is made for large images and keeps its stem: a ResNet may do better at {size} pixels."
+        )
+
+    if library == "torchvision":
+        if channels != 3:
+            change_channels(encoder, channels)
+        if pretrained:
+            notes.append(load_weights(encoder, imagenet_tensors(short, encoder), "ImageNet (torchvision)", full_name))
+    elif pretrained:
+        notes.append("Weights: ImageNet (timm).")
+    return encoder, full_name, resolved, notes
+
+
+# Names
+
+
+def find(name: str) -> tuple[str, str]:
+    """The library of a name (`mixview`, `own`, `torchvision` or `timm`), and the name within it."""
+    prefix, _, rest = name.partition("/")
+    if prefix in ("torchvision", "timm") and rest:
+        if rest in (torchvision_names() if prefix == "torchvision" else [rest] if is_timm(rest) else []):
+            return prefix, rest
+        raise unknown(name)
+    if name == "small":
+        return "mixview", name
+    if ":" in name:
+        return "own", name
+    if name in torchvision_names():
+        return "torchvision", name
+    if is_timm(name):
+        return "timm", name
+    module, _, attribute = name.rpartition(".")
+    if module and all(part.isidentifier() for part in name.split(".")) and importable(module):
+        return "own", f"{module}:{attribute}"
+    raise unknown(name)
+
+
+def unknown(name: str) -> ValueError:
+    """The error for a name that nobody knows, with the nearest that somebody does."""
+    names = {*torchvision_names(), *timm_names(), "small"}
+    near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
+    where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
+    nearest = f"the nearest are {', '.join(near)}" if near else "for example resnet50, vit_small_patch16_224 or small"
+    return ValueError(
+        f"no backbone {name!r} in {where}: {nearest}; your own module goes by import path, package.module:factory"
+    )
+
+
+def torchvision_names() -> list[str]:
+    models = library("torchvision.models")
+    return cast(list[str], models.list_models(module=models))
+
+
+def timm_names() -> list[str]:
+    try:
+        return cast(list[str], library("timm").list_models())
+    except ModuleNotFoundError:
+        return []
+
+
+def is_timm(name: str) -> bool:
+    try:
+        return bool(library("timm").is_model(name))
+    except ModuleNotFoundError:
+        return False
+
+
+def library(name: str) -> ModuleType:
+    """A library that only this part needs, imported when it is: timm alone takes seconds."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ModuleNotFoundError(f"{error.name} is not installed: pip install {error.name}", name=error.name) from None
+
+
+# The libraries' models
+
+
+def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[nn.Module, bool]:
+    """A torchvision model without its classifier, and whether it is a ResNet."""
+    models = library("torchvision.models")
+    options: dict[str, Any] = {}
+    if is_resnet := name.startswith(("resnet", "resnext", "wide_resnet")):
+        options["zero_init_residual"] = zero_init_residual
+    elif name.startswith("vit_"):
+        options["image_size"] = size
+    elif name.startswith("maxvit"):
+        options["input_size"] = (size, size)
+    elif name in ("googlenet", "inception_v3"):
+        options |= {"aux_logits": False, "init_weights": True}
+    try:
+        model = cast(nn.Module, models.get_model(name, weights=None, **options))
+    except (ValueError, RuntimeError) as error:
+        raise does_not_fit(f"torchvision/{name}", size, error) from error
+    strip_classifier(model)
+    return model, is_resnet
+
+
+def timm_model(
+    name: str, size: int, channels: int, zero_init_residual: bool, pretrained: bool
+) -> tuple[nn.Module, bool]:
+    """A timm model without its classifier, and whether it is a ResNet."""
+    timm = library("timm")
+    options: dict[str, Any] = {"num_classes": 0, "in_chans": channels, "pretrained": pretrained}
+    architecture, _, tag = name.partition(".")
+    if tag and not timm.models.is_model_pretrained(name):
+        tags = [full.partition(".")[2] for full in timm.list_pretrained(architecture)]
+        raise ValueError(f"timm has no weights {tag!r} of {architecture}: it has {', '.join(tags) or 'none'}")
+    if pretrained and not timm.models.is_model_pretrained(name):
+        raise ValueError(f"timm has no ImageNet weights of {name}: leave weights out, or pass a file")
+    config = timm.get_pretrained_cfg(name)
+    if is_resnet := timm.models.is_model_in_modules(name, ("resnet", "resnest", "sknet", "res2net")):
+        options["zero_init_last"] = zero_init_residual
+    elif config is not None and config.fixed_input_size and config.input_size[-1] != size:
+        options["img_size"] = size
+    try:
+        try:
+            model = timm.create_model(name, **options)
+        except TypeError as error:  # some models of a fixed size cannot be made for another
+            if "img_size" not in str(error):
+                raise
+            fixed = config.input_size[-1]
+            raise ValueError(
+                f"timm/{name} is made for images of {fixed} pixels only, not {size}: use size {fixed}"
+            ) from error
+    except ValueError:
+        raise
+    except Exception as error:
+        if pretrained:
+            raise no_download(f"timm/{name}", error) from error
+        raise does_not_fit(f"timm/{name}", size, error) from error
+    return cast(nn.Module, model), bool(is_resnet)
+
+
+def strip_classifier(model: nn.Module) -> None:
+    """Replace a torchvision model's last layer, and the dropout in front of it, by nothing."""
+    head = next(child for child in HEADS if hasattr(model, child))
+    layers = [(name, layer) for name, layer in model.named_modules() if name == head or name.startswith(f"{head}.")]
+    last = max(index for index, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear | nn.Conv2d))
+    model.set_submodule(layers[last][0], nn.Identity())
+    if last and isinstance(layers[last - 1][1], nn.Dropout):
+        model.set_submodule(layers[last - 1][0], nn.Identity())
+
+
+def make_small_stem(resnet: nn.Module) -> None:
+    """CIFAR's stem in a torchvision or timm ResNet: a 3×3 convolution of stride 1 first, no max-pool."""
+    first = resnet.conv1
+    if isinstance(first, nn.Conv2d):
+        conv = nn.Conv2d(first.in_channels, first.out_channels, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        resnet.conv1 = conv
+    else:  # timm's deep stem is 3×3 convolutions already
+        for layer in cast(nn.Module, first).modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.stride = (1, 1)
+    resnet.maxpool = nn.Identity()
+
+
+def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
+    return next(((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)), None)
+
+
+def change_channels(model: nn.Module, channels: int) -> None:
+    """Rebuild the first convolution of a torchvision model for this many channels; weights come later."""
+    found = first_convolution(model)
+    assert found is not None
+    name, old = found
+    new = nn.Conv2d(
+        channels,
+        old.out_channels,
+        cast(tuple[int, int], old.kernel_size),
+        cast(tuple[int, int], old.stride),
+        cast(tuple[int, int], old.padding),
+        bias=old.bias is not None,
+    )
+    nn.init.kaiming_normal_(new.weight, mode="fan_in", nonlinearity="relu")
+    model.set_submodule(name, new)
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution's weight [O, I, h, w] for other channels, keeping the scale of its output (as in timm).
+
+    To one channel the filters are summed (a grey image is three equal channels), to more they are repeated in turn and
+    scaled by I / channels.
+    """
+    have = weight.shape[1]
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight[:, torch.arange(channels) % have] * (have / channels)
+
+
+def patch_of(encoder: nn.Module) -> int | None:
+    """The side of a vision transformer's patches; None for other models."""
+    patch = getattr(getattr(encoder, "patch_embed", None), "patch_size", getattr(encoder, "patch_size", None))
+    if isinstance(patch, Sequence) and patch:
+        patch = patch[0]
+    return patch if isinstance(patch, int) else None
+
+
+def check_patches(encoder: nn.Module, name: str, size: int) -> None:
+    """Refuse a size that is no multiple of the patch: the pixels beyond the last patch would be dropped unsaid."""
+    patch = patch_of(encoder)
+    if patch is not None and size % patch:
+        sizes = [multiple for multiple in (size // patch * patch, (size // patch + 1) * patch) if multiple]
+        raise ValueError(
+            f"{name} cuts images into patches of {patch} pixels, which {size} pixels is no multiple of: use "
+            f"{' or '.join(map(str, sizes))}"
+        )
+
+
+def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
+    return ValueError(
+        f"{name} cannot be made for images of {size} pixels ({first_line(error)}): use another size (224 suits most "
+        "models) or another backbone (ResNets take any)"
+    )
+
+
+def no_download(name: str, error: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"the ImageNet weights of {name} could not be fetched ({first_line(error)}): check the connection, or "
+        "fetch the file elsewhere and pass its path as weights"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".:")[:200] or type(error).__name__
+
+
+# One's own module
+
+
+def importable(module: str) -> bool:
+    """Whether there is such a module, seen from the working directory too; its parents are imported to see."""
+    search_here()
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def search_here() -> None:
+    """Make the working directory importable, as `python -m` does and an installed command does not."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def own_module(name: str, *, size: int, channels: int) -> nn.Module:
+    """What `package.module:factory` makes; passed `channels` and `size` if it takes them."""
+    search_here()
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
+        raise ValueError(
+            f"no module {module_name!r} for the backbone {name!r}: run from the folder that holds it, or install it"
+        ) from None
+    try:
+        factory: Any = module
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+    except AttributeError:
+        near = difflib.get_close_matches(attribute, dir(module), n=3)
+        hint = f"the nearest are {', '.join(near)}" if near else "write package.module:factory"
+        raise ValueError(f"{module_name} has no {attribute!r}: {hint}") from None
+    if isinstance(factory, nn.Module):
+        return factory
+    encoder = call_factory(factory, name, {"channels": channels, "size": size})
+    if not isinstance(encoder, nn.Module):
+        raise TypeError(f"{name} made a {type(encoder).__name__}: it must return a torch.nn.Module")
+    return encoder
+
+
+def call_factory(factory: Callable[..., object], name: str, offered: Mapping[str, int]) -> object:
+    """Call it with those of the offered arguments that it names."""
+    if not callable(factory):
+        raise TypeError(f"{name} is a {type(factory).__name__}: it must be a class or function that makes a module")
+    parameters = inspect.signature(factory).parameters.values()
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.name not in offered and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if missing:
+        raise TypeError(
+            f"{name} needs {', '.join(missing)}, and is called with channels and size at most: give the rest defaults"
+        )
+    return factory(**{p.name: offered[p.name] for p in parameters if p.name in offered})
+
+
+def measure(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
+    """The encoder's feature width, by a pass of two images in evaluation mode; leaves no trace in the encoder."""
+    training = {module: module.training for module in encoder.modules()}
+    parameter = next(encoder.parameters(), torch.empty(0))
+    images = torch.zeros(2, channels, size, size, device=parameter.device, dtype=parameter.dtype)
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            features = encoder(images)
+    except Exception as error:
+        raise ValueError(
+            f"{name} cannot encode images of {channels}×{size}×{size} ({first_line(error)}): check size and channels, "
+            "or use another backbone (ResNets take any size)"
+        ) from error
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        made = f"shape {list(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
+        raise ValueError(
+            f"{name} made an output of {made} of 2 images, expected [2, D]: end it in pooling and flattening, "
+            "nn.AdaptiveAvgPool2d(1) and nn.Flatten(), and return that tensor alone"
+        )
+    return features.shape[1]
+
+
+# Weights
+
+
+def imagenet_tensors(name: str, encoder: nn.Module) -> dict[str, Tensor]:
+    """Torchvision's best ImageNet weights; a ViT's position embeddings are resized to the encoder's."""
+    models = library("torchvision.models")
+    choices = list(models.get_model_weights(name))
+    if not choices:
+        raise ValueError(f"torchvision has no ImageNet weights of {name}: leave weights out, or pass a file")
+    try:
+        tensors = dict(models.get_model_weights(name).DEFAULT.get_state_dict(progress=True, check_hash=True))
+    except (OSError, RuntimeError) as error:
+        raise no_download(f"torchvision/{name}", error) from error
+    if isinstance(encoder, models.VisionTransformer):
+        vision_transformer = library("torchvision.models.vision_transformer")
+        resized = vision_transformer.interpolate_embeddings(encoder.image_size, encoder.patch_size, tensors)
+        tensors = dict(resized)
+    return tensors
+
+
+def weights_file(weights: str | Path) -> Path:
+    """The file that `weights` means: itself, or the exported encoder of a run folder."""
+    path = Path(weights).expanduser()
+    if path.is_dir():
+        if not (path / ENCODER_FILE).is_file():
+            raise FileNotFoundError(
+                f"{path} holds no {ENCODER_FILE}: pass the folder of a finished mixview run, or a file of weights"
+            )
+        return path / ENCODER_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f'no weights at {path}: pass "imagenet", a file, or the folder of a mixview run')
+    return path
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file, by name. Runs nothing that the file holds."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)[0]
+    if path.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"{path} is no file of weights that is known: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken pickle can raise anything
+        raise ValueError(
+            f"{path} cannot be read as tensors alone ({first_line(error)}): it is damaged, or holds objects that would "
+            "run code; save it again with torch.save(model.state_dict(), FILE)"
+        ) from error
+    while isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
+        inside = next((key for key in CONTAINERS if isinstance(held.get(key), Mapping)), None)
+        if inside is None:
+            break
+        held = held[inside]
+    tensors = {str(k): v for k, v in held.items() if isinstance(v, Tensor)} if isinstance(held, Mapping) else {}
+    if not tensors:
+        raise ValueError(f"{path} holds no state_dict: save one with torch.save(model.state_dict(), FILE)")
+    return tensors
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the text in its header."""
+    safetensors = library("safetensors")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"{path} is no whole safetensors file ({first_line(error)}): it was cut short or is something else; "
+            "copy or export it again"
+        ) from error
+
+
+def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str, name: str) -> str:
+    """Copy the tensors that fit into the encoder, and say how many did and which did not.
+
+    Known prefixes (of DDP, `torch.compile`, MoCo, lightly, mixview) are taken off, classifiers left out, and a first
+    convolution of other channels is adapted. When too few fit, nothing is changed and the file is refused.
+    """
+    own = encoder.state_dict()
+    first = first_convolution(encoder)
+    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
+    found: dict[str, Tensor] = {}
+    misshapen: list[str] = []
+    left: list[str] = []
+    for full_key, value in tensors.items():
+        key = strip_prefixes(full_key, own)
+        if key not in own:
+            left.append(key)
+            continue
+        shape = own[key].shape
+        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
+            value = adapt_channels(value, shape[1])
+        if value.shape == shape:
+            found.setdefault(key, value)
+        else:
+            misshapen.append(f"{key} {list(value.shape)} for {list(shape)}")
+
+    counted = [key for key in own if not key.endswith("num_batches_tracked")]
+    fitting = [key for key in counted if key in found]
+    missing = [key for key in counted if key not in found]
+    parts = {key.partition(".")[0] for key in own} - set(HEADS)
+    foreign = [k for k in left if k.partition(".")[0] in parts and not k.endswith("num_batches_tracked")]
+    there = len(fitting) + len(misshapen) + len(foreign)
+    troubles = [
+        f"{what} {shorten(which)}"
+        for what, which in (("other shapes:", misshapen), ("not in it:", missing), ("not in the model:", foreign))
+        if which
+    ]
+    if len(fitting) < FIT * max(len(counted), there):
+        raise ValueError(
+            f"{len(fitting)} of {len(tensors)} tensors of {source} fit {name}, which has {len(counted)} "
+            f"({'; '.join(troubles)}; it starts with {shorten(tensors, 2)}): "
+            "pass the backbone that the file was made with"
+        )
+    encoder.load_state_dict(found, strict=False)
+    said = f"Weights: {len(fitting)} of the {len(counted)} tensors of {name} from {source}"
+    return f"{said}; {'; '.join(troubles)}." if troubles else f"{said}."
+
+
+def strip_prefixes(key: str, own: Mapping[str, Tensor]) -> str:
+    """Take known prefixes off until the name is one of the model's, or none is left."""
+    while key not in own:
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), None)
+        if prefix is None:
+            break
+        key = key.removeprefix(prefix)
+    return key
+
+
+def shorten(names: Iterable[str], most: int = 4) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+# The small ResNet
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut (He et al., 2016)."""
+
+    def __init__(self, width: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, planes, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or width != planes:
+            self.downsample = nn.Sequential(nn.Conv2d(width, planes, 1, stride, bias=False), nn.BatchNorm2d(planes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        return cast(Tensor, self.relu(out + self.downsample(x)))
+
+
+class SmallResNet(nn.Module):
+    """A ResNet for small images on CPUs: CIFAR stem, one block a stage; its parts are named as torchvision's are.
+
+    Images [N, C, H, W] -> features [N, widths[-1]].
+    """
+
+    def __init__(
+        self, channels: int = 3, widths: Sequence[int] = (16, 32, 64, 128), zero_init_residual: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(BasicBlock(widths[0], widths[0], 1))
+        self.layer2 = nn.Sequential(BasicBlock(widths[0], widths[1], 2))
+        self.layer3 = nn.Sequential(BasicBlock(widths[1], widths[2], 2))
+        self.layer4 = nn.Sequential(BasicBlock(widths[2], widths[3], 2))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, BasicBlock) and zero_init_residual:
+                nn.init.zeros_(module.bn2.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(images)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return cast(Tensor, self.avgpool(x).flatten(1))

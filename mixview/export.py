@@ -1,0 +1,146 @@
+"""The encoder as a file: weights in safetensors, and in its header what rebuilds the module around them.
+
+    save_encoder("runs/first/encoder.safetensors", backbone.encoder, backbone.spec, {"method": "mocov2"})
+    encoder, header = load_encoder("runs/first")
+
+Loading runs nothing that the file holds. Other tools read the same file as plain safetensors.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mixview.backbones import Spec, construct, library, read_safetensors, shorten, weights_file
+
+FORMAT = 1
+"""The version of the header; a file of a later one is refused."""
+
+LARGEST = 1 << 14
+"""No image is larger, nor has more channels: a header that says so is damaged."""
+
+
+def save_encoder(
+    path: str | os.PathLike[str], encoder: nn.Module, spec: Mapping[str, str | int], metadata: Mapping[str, str]
+) -> None:
+    """Write the encoder's weights, whole or not at all: what was at `path` stays until the new file is on the disk.
+
+    Args:
+        path: ends in .safetensors; its folder exists.
+        encoder: as built, or wrapped by `torch.compile` or DDP.
+        spec: what rebuilds it, `Backbone.spec`.
+        metadata: anything worth knowing later, such as method, epoch and version.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"the encoder is written as safetensors, not {path.name!r}: end its name in .safetensors")
+    encoder = getattr(encoder, "_orig_mod", encoder)
+    if isinstance(encoder, nn.parallel.DistributedDataParallel):
+        encoder = cast(nn.Module, encoder.module)
+    # Cloned, because safetensors takes neither shared memory nor channels_last.
+    tensors = {
+        name.replace("_orig_mod.", ""): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in encoder.state_dict().items()
+    }
+    header = json.dumps({"version": FORMAT, "spec": dict(spec), "metadata": dict(metadata)}, sort_keys=True)
+    write_atomically(path, library("safetensors.torch").save(tensors, {"format": "pt", "mixview": header}))
+
+
+def load_encoder(
+    path: str | os.PathLike[str], *, module: nn.Module | None = None, trust: bool = False
+) -> tuple[nn.Module, dict[str, Any]]:
+    """An exported encoder in evaluation mode, and its header: `spec` and `metadata`.
+
+    Args:
+        path: the file, or the run folder that holds it.
+        module: load into this one rather than rebuild it; it must be what was exported.
+        trust: import and call the factory of a backbone of one's own, which the file names. That runs its code.
+    """
+    file = weights_file(Path(path))
+    if file.suffix != ".safetensors":
+        raise ValueError(f"{file} is no exported encoder: pass encoder.safetensors, or build(…, weights={str(path)!r})")
+    tensors, text = read_safetensors(file)
+    header = read_header(file, text)
+    if module is None:
+        module = rebuild(file, header["spec"], trust)
+    own = module.state_dict()
+    wrong = [key for key in own.keys() | tensors.keys() if key not in own or key not in tensors]
+    wrong += [key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape]
+    if wrong:
+        raise ValueError(
+            f"{len(wrong)} tensors of {file} do not fit {header['spec']['name']} ({shorten(sorted(wrong))}): pass the "
+            "module that was exported, or use the versions of torchvision and timm that made the file"
+        )
+    module.load_state_dict(tensors)
+    return module.eval(), {"spec": header["spec"], "metadata": header["metadata"]}
+
+
+def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
+    """The header's JSON, checked: it came from outside."""
+    if "mixview" not in text:
+        raise ValueError(
+            f"{file} holds weights but no mixview header, so nothing says of which model: use "
+            f"mixview.backbones.build(NAME, size=…, weights={str(file)!r})"
+        )
+    damaged = ValueError(f"the mixview header of {file} is damaged: export the encoder again")
+    try:
+        header = json.loads(text["mixview"])
+    except (ValueError, RecursionError):
+        raise damaged from None
+    if isinstance(header, dict) and isinstance(version := header.get("version"), int) and version > FORMAT:
+        raise ValueError(f"{file} was written by a later mixview (format {version}): update mixview to read it")
+    if not isinstance(header, dict) or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata")):
+        raise damaged
+    spec = header["spec"]
+    numbers = [spec.get(key) for key in ("size", "channels", "feature_dim")]
+    whole = all(type(number) is int and 1 <= number <= LARGEST for number in numbers)
+    if not whole or not isinstance(spec.get("name"), str) or spec.get("stem") not in ("small", "standard"):
+        raise damaged
+    return header
+
+
+def rebuild(file: Path, spec: Spec, trust: bool) -> nn.Module:
+    """The module of a spec, with random weights; the global generator stays where it was."""
+    name = str(spec["name"])
+    if name != "small" and not name.startswith(("torchvision/", "timm/")) and not trust:
+        raise ValueError(
+            f"{file} is of your own backbone {name!r}, and rebuilding it would run its code: pass module=… to "
+            "load_encoder, or trust=True if you trust the file"
+        )
+    is_own = ":" in name
+    with torch.random.fork_rng(devices=[]):
+        encoder, *_ = construct(
+            name,
+            size=int(spec["size"]),
+            channels=int(spec["channels"]),
+            stem="auto" if is_own else cast(Any, spec["stem"]),
+        )
+    return encoder
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside, flush to the disk, then rename; a failure leaves `path` as it was and nothing beside it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with beside.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise OSError(
+            error.errno, f"{path} could not be written ({error.strerror}): free the disk or choose another folder"
+        ) from error
+    if os.name == "posix":  # the rename itself survives a power cut only when the folder is flushed too
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
