@@ -103,7 +103,15 @@ def moco_v1(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature
     return MoCo(encoder, feature_dim, nn.Linear(feature_dim, dim), dim, temperature, **options)
 
 
-def moco_v2(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.2, **options: Any) -> MoCo:
+def moco_v2(
+    encoder: nn.Module,
+    feature_dim: int,
+    *,
+    dim: int = 128,
+    hidden: int | None = None,
+    temperature: float = 0.2,
+    **options: Any,
+) -> MoCo:
     """MoCo v2: a two-layer head without batch norm, and temperature 0.2. `options` are `MoCo`'s."""
-    projector = MLP((feature_dim, feature_dim, dim), norm=False)
+    projector = MLP((feature_dim, hidden or feature_dim, dim), norm=False)
     return MoCo(encoder, feature_dim, projector, dim, temperature, **options)

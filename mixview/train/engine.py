@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -114,9 +114,7 @@ class Engine:
     def cached_gradient(self, first: Tensor, second: Tensor) -> tuple[Tensor, list[Targets]]:
         """The gradient of the whole batch by GradCache."""
         assert isinstance(self.method, SimCLR)
-        generators = mixture_generators(
-            self.seed, self.step, rank=self.fabric.global_rank, mix_groups=self.mix_groups
-        )
+        generators = mixture_generators(self.seed, self.step, rank=self.fabric.global_rank, mix_groups=self.mix_groups)
         terms = self.objective.draw(first, generators)
         micro_batch = -(-len(first) // self.accumulate)
         loss, target = cached_backward(self.module, (first, second), terms, micro_batch=micro_batch)

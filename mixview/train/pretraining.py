@@ -1,21 +1,23 @@
-"""`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, and leaves it all in a folder."""
+"""`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves it all in a folder."""
 
 import inspect
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
-from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy, Strategy
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.strategy import Strategy
 from torch import nn
 
 from mixview import backbones
-from mixview.backbones import Backbone
-from mixview.data.augmentation import Augmentation, named
-from mixview.data.decoding import Decoder
+from mixview.data.augmentation import named
+from mixview.data.decoding import Decoder, Mode
 from mixview.data.loading import Batches, view_loader
 from mixview.data.opening import open_source
 from mixview.data.reading import Reader
@@ -23,15 +25,17 @@ from mixview.data.source import Source
 from mixview.export import save_encoder
 from mixview.methods import Method, MoCo
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.engine import Engine, NonFiniteLoss
+from mixview.train.engine import Engine
 from mixview.train.estimate import estimate
+from mixview.train.journal import Journal
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder
+from mixview.train.run_folder import RunFolder, RunFolderError, State
 from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
 from mixview.train.stopping import Stopping, seconds_of
-from mixview.train.watching import Watch, Watcher, find_validation
+from mixview.train.watching import Held, Watch, Watcher, hold_out
 
+MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 SMALL = 64
 """Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
 
@@ -68,9 +72,9 @@ class Pretraining:
     """Start from these: imagenet, a file, or an earlier run."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views."""
-    mixing: Mixing = Mixing()
+    mixing: Mixing = field(default_factory=Mixing)
     """How views are mixed."""
-    head: Head = Head()
+    head: Head = field(default_factory=Head)
     """What the method adds to the encoder."""
 
     epochs: int = 100
@@ -83,7 +87,7 @@ class Pretraining:
     """SimCLR: accumulate so that the negatives are the whole batch's, not the micro-batch's (GradCache)."""
     seed: int = 0
     """Of everything random."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer("adamw", 1e-3, weight_decay=0.01))
     """The optimiser and its schedule."""
 
     devices: int | str = "auto"
@@ -103,7 +107,7 @@ class Pretraining:
     workers: int | None = None
     """Processes a device that read and augment; by default its share of the cores, less one."""
 
-    watch: Watch = Watch()
+    watch: Watch = field(default_factory=Watch)
     """How often the run looks at itself, and what it keeps."""
     max_time: str | None = None
     """Stop in good order after this time: 45m, 1h30m, 2d."""
@@ -119,21 +123,27 @@ class Pretraining:
         options = self.data_options or {}
         whole = open_source(self.data, self.split, **options)
         source, held, words = hold_out(whole, self.data, options, self.validation, self.watch.hold_out, self.seed)
-        reader = Reader(source, Decoder(mode=MODES.get(self.channels, "stored")))
+        reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
         size = self.size or natural_size(reader)
         augment = self.augment or (f"{self.method}-small" if size <= SMALL else self.method)
         settled = replace(self, size=size, augment=augment)
         fabric = settled.make_fabric()
         folder = settled.prepare_folder(whole)
         fabric.launch()
-        # On another machine than the first process's there is only the shared folder to look at.
+        fabric.barrier()  # the folder is there now
         try:
-            settled.train(fabric, folder, reader, held, words)
+            settled.train(fabric, folder, reader, held, [words])
         except BaseException as error:
             if folder is not None:
-                state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                folder.set_status(state, message=f"{type(error).__name__}: {error}")
+                status = folder.status
+                state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                with suppress(RunFolderError):
+                    message = f"{type(error).__name__}: {error}"
+                    folder.set_status(state, status.get("step", 0), status.get("epoch", 0.0), message)
             raise
+        finally:
+            if folder is not None:
+                folder.close()
         return Path(self.out)
 
     def make_fabric(self) -> Fabric:
@@ -149,7 +159,8 @@ class Pretraining:
             # The queue and the statistics of batch norms need not be sent every step: only rank 0's are kept.
             names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
             quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-            strategy = DDPStrategy(**{quiet: False})
+            options: dict[str, Any] = {quiet: False}
+            strategy = DDPStrategy(**options)
         return Fabric(
             accelerator="cpu" if on_cpu else self.accelerator,
             devices=devices,
@@ -160,32 +171,32 @@ class Pretraining:
 
     def prepare_folder(self, source: Source) -> RunFolder | None:
         """The run's folder, made or reopened by the first process before any other starts: a mistake ends here."""
-        if first_rank() > 0:
+        if process_rank() > 0:
             return None
         data = {"kind": source.kind, "count": len(source), "fingerprint": source.fingerprint()}
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # goes on by itself
-        if RunFolder.exists(self.out) and (self.resume or restarted):
-            folder = RunFolder.open(self.out)
-            folder.check_resumable(self.config(), data)
-            return folder
-        if self.resume:
-            raise ValueError(f"there is no run to resume in {self.out}: leave --resume out, or correct --out")
-        return RunFolder.create(self.out, self.config(), data, seed=self.seed)
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0  # goes on by itself
+        if not self.resume and not (restarted and is_run(self.out)):
+            return RunFolder.create(self.out, self.config(), data)
+        folder = RunFolder.open(self.out)
+        folder.lock()
+        folder.check_resumable(self.config(), data)
+        folder.resume(self.config())
+        return folder
 
     def config(self) -> dict[str, Any]:
         """The settings as plain values, for the run's folder; whether it was resumed is not one of them."""
         return {name: value for name, value in asdict(self).items() if name != "resume"}
 
-    def train(self, fabric: Fabric, folder: RunFolder | None, reader: Reader, held: Held | None, words: str) -> None:
+    def train(
+        self, fabric: Fabric, folder: RunFolder | None, reader: Reader, held: Held | None, notes: list[str]
+    ) -> None:
         """What every process does."""
         assert self.size is not None
         assert self.augment is not None
         augmentations = named(self.augment, self.size)
         batches = Batches(len(reader), self.batch, self.seed, fabric.global_rank, fabric.world_size)
-        steps = self.epochs * batches.total
         workers = default_workers(fabric.world_size // self.nodes) if self.workers is None else self.workers
         loader = view_loader(reader, augmentations, batches, workers=workers, pin_memory=fabric.device.type == "cuda")
-
         torch.manual_seed(self.seed)  # the same first weights on every process
         backbone = backbones.build(
             self.backbone,
@@ -196,9 +207,14 @@ class Pretraining:
             zero_init_residual=self.method == "simsiam",
         )
         method = build_method(
-            self.method, backbone, self.head, images=len(reader), steps=steps, batch=self.batch
+            self.method,
+            backbone,
+            self.head,
+            images=len(reader),
+            steps=self.epochs * batches.total,
+            batch=self.batch,
         )
-        notes = [*backbone.notes, words, *self.adapt(fabric, method)]
+        notes = [*backbone.notes, *notes, *self.adapt(fabric, method)]
         module, optimizer = fabric.setup(method, build_optimizer(method, self.optimizer, self.batch))
         engine = Engine(
             fabric=fabric,
@@ -215,15 +231,13 @@ class Pretraining:
             mix_groups=self.mixing.mix_groups,
             channels_last=self.channels_last,
         )
-        checkpoints = Checkpoints(Path(self.out) / "checkpoints", keep=self.watch.keep)
-        found = checkpoints.load_latest()
+        found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
         if found is not None:
             engine.load_state(found[0])
-            notes.append(f"going on from step {engine.step} of {engine.steps}")
-        watcher = Watcher(
-            fabric, method, engine.objective, reader, augmentations, held, self.watch, self.seed
-        )
-        self.loop(engine, watcher, checkpoints, folder, backbone, notes)
+            notes.append(f"Going on from step {engine.step} of {engine.steps}.")
+        watcher = Watcher(fabric, method, engine.objective, reader, augmentations, held, self.watch, self.seed)
+        export = partial(save_encoder, Path(self.out) / "encoder.safetensors", method.encoder, backbone.spec)
+        self.loop(engine, watcher, folder, export, notes)
 
     def adapt(self, fabric: Fabric, method: Method) -> list[str]:
         """Fit the method to the devices; what that means, in words."""
@@ -231,11 +245,11 @@ class Pretraining:
         if fabric.world_size > 1 and self.sync_bn and not isinstance(method, MoCo):
             if fabric.device.type == "cuda":
                 method.online = nn.SyncBatchNorm.convert_sync_batchnorm(method.online)
-                notes.append("batch norm is synchronised over all devices")
+                notes.append("Batch norm is synchronised over all devices.")
             else:
-                notes.append("batch norm is each process's own: torch synchronises it on CUDA only")
+                notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")
         if self.channels_last:
-            method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            method.to(memory_format=torch.channels_last)
         if self.compile:
             method.online.compile()
         return notes
@@ -244,21 +258,110 @@ class Pretraining:
         self,
         engine: Engine,
         watcher: Watcher,
-        checkpoints: Checkpoints,
         folder: RunFolder | None,
-        backbone: Backbone,
+        export: Callable[[dict[str, str]], None],
         notes: list[str],
     ) -> None:
-        """Train, look, log, save."""
-        fabric = engine.fabric
-        ask_every = 1 if fabric.device.type == "cpu" else self.watch.log_every
-        stopping = Stopping(fabric, seconds_of(self.max_time), every=ask_every)
-        journal = Journal(folder, self.watch, engine.step) if folder is not None else None
-        with Progress(engine.steps, engine.batches.total, start=engine.step, enabled=journal is not None) as progress:
-            for note in notes:
-                progress.say(note)
-            if journal is not None and engine.step == 0:
+        """Train; log, look and save every now and then; stop when asked to. Rank 0, which has the folder, writes."""
+        fabric, watch, epoch_steps = engine.fabric, self.watch, engine.batches.total
+        read_every = 1 if fabric.device.type == "cpu" else watch.log_every  # reading a value waits for an accelerator
+        save_every = watch.checkpoint_every or epoch_steps
+        checkpoints = Checkpoints(Path(self.out) / "checkpoints", keep=watch.keep)
+        about = {"method": self.method, "objective": self.objective, "data": str(self.data), "seed": str(self.seed)}
+        with (
+            Progress(engine.steps, epoch_steps, start=engine.step, shown=folder is not None) as progress,
+            Journal(folder, watch, engine.step) as journal,
+            Stopping(fabric, seconds_of(self.max_time), every=read_every) as stopping,
+        ):
+            self.begin(engine, watcher, folder, progress, notes)
+            for loss, rate, reason in engine.train(stopping):
+                step, epoch_ends = engine.step, engine.step % epoch_steps == 0
+                last = step == engine.steps or reason is not None
+                progress.update(step, self.batch, loss)
+                if step % read_every == 0 or last:
+                    engine.check_finite()
+                if step % watch.log_every == 0 or epoch_ends or last:
+                    journal.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": rate})
+                if watch.look_every and epoch_ends and (step // epoch_steps % watch.look_every == 0 or last):
+                    if folder is not None:
+                        seen, warning = watcher.look()
+                        journal.log(step, seen)
+                        progress.update(step, 0, knn=seen.get("knn"))
+                        if warning:
+                            progress.warn(warning)
+                    fabric.barrier()
+                if folder is not None and (step % save_every == 0 or last):
+                    folder.sync()
+                    checkpoints.save(engine.state(), step)
+                    export(about | {"step": str(step), "epoch": f"{engine.epoch:g}"})
+                    folder.set_status("interrupted" if reason else "running", step, engine.epoch, reason or "")
+                if reason is not None:
+                    progress.say(f"Stopped by {reason} at step {step}; --resume goes on from here.")
+            if folder is not None and engine.step == engine.steps:
+                folder.set_status("finished", engine.step, engine.epoch)
+                progress.say(f"Done: {self.out}/encoder.safetensors")
+        fabric.barrier()
+
+    def begin(
+        self, engine: Engine, watcher: Watcher, folder: RunFolder | None, progress: Progress, notes: list[str]
+    ) -> None:
+        """Say what is about to happen, show it, and guess what it costs."""
+        for note in notes:
+            progress.say(note)
+        if folder is not None:
+            folder.rewind(engine.step if engine.step else -1)
+            folder.set_status("running", engine.step, engine.epoch)
+            if engine.step == 0:
                 watcher.picture(Path(self.out) / "views.png")
-            if journal is not None and engine.step < engine.steps:
-                guess = estimate(lambda: engine.try_step(watcher.views_of(self.batch // fabric.world_size)), engine)
-                progress.say(str(guess))
+        left = engine.steps - engine.step
+        if self.watch.estimate and left > 0:
+            count = self.batch // engine.fabric.world_size
+            views, device = watcher.some_views(count), engine.fabric.device
+            cost = estimate(lambda: engine.try_step(views), left, device=device, trials=2)
+            progress.say(f"{left} steps to go: {cost}, without reading images and looking.")
+
+
+def pretrain(**options: Any) -> Path:
+    """Learn an encoder from images without labels. The options are the fields of `Pretraining`; returns the folder."""
+    return Pretraining(**options).run()
+
+
+def resume(out: str | Path, **changes: Any) -> Path:
+    """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`."""
+    stored = RunFolder.open(out).config
+    groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
+    known = {each.name for each in fields(Pretraining)}
+    options = {
+        name: groups[name](**tuples(value)) if name in groups else value
+        for name, value in stored.items()
+        if name in known
+    }
+    return Pretraining(**(options | {"out": str(out), "resume": True} | changes)).run()
+
+
+def tuples(values: dict[str, Any]) -> dict[str, Any]:
+    """YAML's lists as the tuples that they were."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def is_run(out: str | Path) -> bool:
+    return (Path(out) / "config.yaml").is_file()
+
+
+def process_rank() -> int:
+    """This process's rank as its launcher says, before anything is launched from here."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if os.environ.get(name):
+            return int(os.environ[name])
+    return 0
+
+
+def natural_size(reader: Reader) -> int:
+    """The size of views for these images: their own where they are small, else 224."""
+    height, width = reader[0].pixels.shape[:2]
+    return min(height, width) if max(height, width) <= SMALL else 224
+
+
+def default_workers(processes: int) -> int:
+    """A share of the cores, less the one that trains."""
+    return max(0, (os.cpu_count() or 1) // max(processes, 1) - 1)

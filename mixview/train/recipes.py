@@ -5,7 +5,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+import yaml  # type: ignore[import-untyped, unused-ignore]
 
 
 class Recipe(NamedTuple):
@@ -21,13 +21,13 @@ class Recipe(NamedTuple):
 def names() -> list[str]:
     """The recipes that come with mixview; those that begin with an underscore are bases only."""
     folder = resources.files("mixview") / "recipes"
-    found = [f"{group.name}/{file.name.removesuffix('.yaml')}" for group in folder.iterdir() for file in group.iterdir()]
-    return sorted(name for name in found if not name.split("/")[1].startswith("_"))
+    found = [f"{group.name}/{file.name}" for group in folder.iterdir() for file in group.iterdir()]
+    return sorted(name.removesuffix(".yaml") for name in found if "/_" not in name)
 
 
 def read(name: str) -> Recipe:
     """The recipe of a name, or of a YAML file of one's own."""
-    chain = []
+    chain: list[tuple[str, dict[str, Any]]] = []
     base: str | None = name
     while base is not None:
         if base in (seen for seen, _ in chain):

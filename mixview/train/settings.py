@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from mixview.backbones import Backbone
 from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v1, moco_v2
@@ -99,12 +99,14 @@ def build_method(name: MethodName, backbone: Backbone, head: Head, *, images: in
     if head.bn_splits > 1:
         split_batch_norm(encoder, head.bn_splits)
     make: Callable[..., Method] = {"mocov1": moco_v1, "mocov2": moco_v2}[name]
-    options = {
+    options: dict[str, Any] = {
         "dim": head.dim or 128,
         "momentum": head.momentum if head.momentum is not None else 0.99 if steps < SHORT else 0.999,
         "queue_size": head.queue_size or min(65_536, max(batch, images // 2 // batch * batch)),
         "other_parent": head.other_parent,
     }
+    if name == "mocov2":
+        options["hidden"] = head.hidden
     if head.temperature is not None:
         options["temperature"] = head.temperature
     return make(encoder, width, **options)

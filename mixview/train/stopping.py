@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

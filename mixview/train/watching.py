@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
+from lightning_fabric import Fabric
 from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
+from torchvision.utils import make_grid, save_image
 
 from mixview.data.augmentation import Augmentation, views
 from mixview.data.loading import to_tensor
@@ -41,6 +43,8 @@ class Watch:
     """Checkpoints that are kept."""
     tensorboard: bool = True
     """Write TensorBoard events."""
+    estimate: bool = True
+    """Before it starts, try a few steps and say what the run is going to cost."""
     wandb: str | None = None
     """Also log to this Weights & Biases project (needs the wandb package)."""
 
@@ -60,7 +64,7 @@ def hold_out(
     if validation is not None:
         asked = open_source(validation)
         if asked.labels() is None:
-            raise SourceError(f"--validation {validation} has no labels, one an image, for a k-NN accuracy: leave it out")
+            raise SourceError(f"--validation {validation} has no labels for a k-NN accuracy: leave it out")
         if source.labels() is not None and source.classes == asked.classes:
             return source, Held(source, asked), f"k-NN: memory from the data, {len(asked)} questions from {validation}"
         memory = take_fraction(asked, 0.5, seed)
@@ -151,18 +155,19 @@ class Watcher:
             first, second = (self.encode(encoder, view) for view in self.views)
             mixture = self.terms[0].mixture
             mixed = None if mixture.is_identity else self.encode(encoder, mixture(self.views[0]))
-            diagnostics = diagnose(first, second, mixed, mixture)
-            metrics = {name: value for name, value in diagnostics._asdict().items() if value is not None}
+            diagnostics = diagnose(first, second, mixed=mixed, mixture=mixture)
+            metrics = diagnostics.items()
             if self.held is not None:
                 metrics["knn"] = self.ask(encoder, self.held)
         encoder.train(training)
-        return metrics, verdict(diagnostics)
+        return metrics, verdict(diagnostics, first.shape[1])
 
     def ask(self, encoder: nn.Module, held: Held) -> float:
         """k-NN accuracy: the share of questions whose neighbours in memory have their label."""
         memory, questions = pick(held.memory, self.watch.images), pick(held.questions, max(1, self.watch.images // 4))
         (bank, bank_labels), (asked, labels) = (self.features(encoder, part) for part in (memory, questions))
-        return knn_accuracy(bank, bank_labels, asked, labels, k=20)
+        classes = 1 + int(max(bank_labels.max(), labels.max()))
+        return knn_accuracy(bank, bank_labels, asked, labels, classes=classes, k=20)
 
     def features(self, encoder: nn.Module, source: Source) -> tuple[Tensor, Tensor]:
         """Features [N, D] and labels [N] of a source's images."""
@@ -181,11 +186,21 @@ class Watcher:
             parts = [encoder(part.to(self.fabric.device)).float() for part in images.split(256)]
         return torch.cat(parts)
 
+    def some_views(self, count: int) -> tuple[Tensor, Tensor]:
+        """So many views, on the device, to try a step with."""
+        index = torch.arange(count) % len(self.views[0])
+        first, second = (view[index].to(self.fabric.device) for view in self.views)
+        return first, second
+
     def picture(self, path: Path, count: int = 8) -> None:
         """What people check first: images' two views and, where the objective mixes, their mixtures."""
-        normalise = self.augmentations[0].normalise
         rows = [self.views[0][:count], self.views[1][:count]]
         for term in self.objective.draw(rows[0], mixture_generators(0, 0)):
             if not term.mixture.is_identity:
                 rows.append(term.mixture(rows[0]))
-        save_rows(rows, path, normalise)
+        pixels = torch.cat(rows)
+        if self.augmentations[0].normalise is not None:
+            mean, std = self.augmentations[0].normalise.values(pixels.shape[1])
+            pixels = pixels * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
+        grid = make_grid(pixels[:, :3].clamp(0, 1), nrow=len(rows[0]), padding=max(1, self.size // 16), pad_value=1)
+        save_image(F.resize(grid, [max(grid.shape[1], 96 * len(rows))], interpolation=InterpolationMode.NEAREST), path)

@@ -1,0 +1,65 @@
+"""Where metrics go: the run's JSON lines, TensorBoard, and, on request, Weights & Biases."""
+
+import warnings
+from types import TracebackType
+from typing import Any
+
+from mixview.train.run_folder import RunFolder
+from mixview.train.watching import Watch
+
+
+class Journal:
+    """Writes the metrics of a run, on the process that has its folder; on any other it does nothing.
+
+    Args:
+        folder: the run's.
+        watch: which loggers to use.
+        step: where the run goes on; what TensorBoard has beyond it is overwritten.
+    """
+
+    def __init__(self, folder: RunFolder | None, watch: Watch, step: int) -> None:
+        self.folder = folder
+        self.board: Any = None
+        self.wandb: Any = None
+        if folder is None:
+            return
+        if watch.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step or None)
+        if watch.wandb is not None:
+            try:
+                import wandb  # type: ignore[import-not-found, unused-ignore]
+            except ImportError:
+                raise ValueError(
+                    "watch.wandb needs the wandb package: pip install wandb, or leave --watch.wandb out"
+                ) from None
+            self.wandb = wandb.init(
+                project=watch.wandb, dir=str(folder.path), id=folder.path.name, resume="allow", config=folder.config
+            )
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.board is not None:
+            self.board.close()
+        if self.wandb is not None:
+            self.wandb.finish(exit_code=0 if error is None else 1)
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """One record."""
+        if self.folder is None:
+            return
+        self.folder.log({"step": step, **metrics})
+        try:
+            if self.board is not None:
+                for name, value in metrics.items():
+                    self.board.add_scalar(name, value, step)
+            if self.wandb is not None:
+                self.wandb.log(metrics, step=step)
+        except OSError as error:  # a copy for looking at: the run itself has its metrics
+            warnings.warn(f"TensorBoard and W&B are left out from step {step} on: {error}", stacklevel=2)
+            self.board = self.wandb = None
