@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-TEMPORARY = ".tmp"
+TEMPORARY = ".mixview-tmp"  # a name that no file of anybody else has
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ MAY_CHANGE = frozenset(
 )
 """Settings, with all below them, that a resumed run may change: they say where, how long and how closely watched."""
 
+FILES = ("config.yaml", "environment.json", "data.json", "status.json", "metrics.jsonl", "checkpoints")
 PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "safetensors", "jsonargparse")
 
 
@@ -93,6 +94,9 @@ class RunFolder:
         config, data = plain(config, "config"), plain(data, "data")
         environment = plain(environment or describe_environment(config.get("seed")), "environment")
         run = cls(path, config, data, environment)
+        taken = [name for name in FILES if (path / name).exists()] if not (path / ".lock").exists() else []
+        if taken:
+            raise RunFolderError(f"{path} holds a {taken[0]} that is not of a run: choose another --out")
         try:
             path.mkdir(parents=True, exist_ok=True)
             run.take_lock()

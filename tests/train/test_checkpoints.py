@@ -187,7 +187,7 @@ def test_a_missing_file_and_a_later_format(tmp_path: Path, monkeypatch: pytest.M
 def test_other_files_are_let_be(tmp_path: Path) -> None:
     for name in ("notes.txt", "step-best.pt", "step-1.pt"):
         (tmp_path / name).write_text("mine")
-    (tmp_path / ".step-000000004.pt.123.tmp").write_text("of a process that was killed")
+    (tmp_path / ".step-000000004.pt.123.mixview-tmp").write_text("of a process that was killed")
     Checkpoints(tmp_path).load_latest()
     assert len(names(tmp_path)) == 4  # a reader deletes nothing
     Checkpoints(tmp_path, keep=1).save(state(), 5)
@@ -342,7 +342,7 @@ for _ in range(40):
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         promised += [int(line) for line in pipe]
-    midway += any(path.suffix == ".tmp" for path in checkpoints.folder.iterdir())
+    midway += any(path.suffix == ".mixview-tmp" for path in checkpoints.folder.iterdir())
     state, step = checkpoints.load_latest()
     assert step >= promised[-1], (step, promised)  # what was reported as saved is there
     assert (state["weight"] == step).all()

@@ -91,9 +91,21 @@ def test_an_existing_run_is_refused(tmp_path: Path) -> None:
 def test_a_creation_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     with create(tmp_path / "a") as run:
         (run.path / "config.yaml").unlink()  # the last file to be written
-        (run.path / ".config.yaml.1.tmp").write_text("half")
+        (run.path / ".config.yaml.1.mixview-tmp").write_text("half")
     create(tmp_path / "a").close()
-    assert not (run.path / ".config.yaml.1.tmp").exists()
+    assert not (run.path / ".config.yaml.1.mixview-tmp").exists()
+
+
+def test_a_folder_of_other_things_keeps_them(tmp_path: Path) -> None:
+    for name in (".mine.tmp", "photo.jpg"):
+        (tmp_path / name).write_text("mine")
+    create(tmp_path).close()
+    assert (tmp_path / ".mine.tmp").read_text() == "mine"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "data.json").write_text("mine")
+    with pytest.raises(RunFolderError, match=r"holds a data.json that is not of a run: choose another --out"):
+        create(tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["data.json"]
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
@@ -331,7 +343,7 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path: Path) -> None:
         assert holder.stdout.readline() == "locked\n"
         run = RunFolder.open(tmp_path / "a")  # reading is free
         checkpoint = Checkpoints(run.checkpoints).save({}, 1)
-        temporary = checkpoint.with_name(".step-000000002.pt.1.tmp")
+        temporary = checkpoint.with_name(".step-000000002.pt.1.mixview-tmp")
         temporary.write_text("being written by the holder")
         for _ in range(2):
             with pytest.raises(
