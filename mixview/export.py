@@ -21,8 +21,8 @@ from mixview.backbones import Spec, Stem, construct, library, read_safetensors, 
 FORMAT = 1
 """The version of the header; a file of a later one is refused."""
 
-LARGEST = 1 << 14
-"""No image is larger, nor has more channels: a header that says so is damaged."""
+LARGEST = 4096
+"""No image has a longer side or more channels: a header that says so is damaged, and would fill the memory."""
 
 
 def save_encoder(
@@ -98,9 +98,13 @@ def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(header, dict) or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata")):
         raise damaged
     spec = header["spec"]
-    numbers = [spec.get(key) for key in ("size", "channels", "feature_dim")]
-    whole = all(type(number) is int and 1 <= number <= LARGEST for number in numbers)
-    if not whole or not isinstance(spec.get("name"), str) or spec.get("stem") not in ("small", "standard"):
+    whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= LARGEST for key in ("size", "channels"))
+    if (
+        not whole
+        or type(spec.get("feature_dim")) is not int
+        or not isinstance(spec.get("name"), str)
+        or spec.get("stem") not in ("small", "standard")
+    ):
         raise damaged
     return header
 
