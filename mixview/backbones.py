@@ -129,7 +129,8 @@ def construct(
         encoder, is_resnet = torchvision_model(short, size, zero_init_residual)
     else:
         encoder, is_resnet = timm_model(short, size, channels, zero_init_residual, pretrained)
-    check_patches(encoder, full_name, size)
+    if library in ("torchvision", "timm"):
+        check_patches(encoder, full_name, size)
 
     if not is_resnet and zero_init_residual:
         raise ValueError(
@@ -254,7 +255,7 @@ def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[n
         options |= {"aux_logits": False, "init_weights": True}
     try:
         model = cast(nn.Module, models.get_model(name, weights=None, **options))
-    except (ValueError, RuntimeError) as error:
+    except (AssertionError, ValueError, RuntimeError) as error:
         raise does_not_fit(f"torchvision/{name}", size, error) from error
     strip_classifier(model)
     return model, is_resnet

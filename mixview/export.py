@@ -16,13 +16,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from mixview.backbones import Spec, construct, library, read_safetensors, shorten, weights_file
+from mixview.backbones import Spec, Stem, construct, library, read_safetensors, shorten, weights_file
 
 FORMAT = 1
 """The version of the header; a file of a later one is refused."""
 
-LARGEST = 1 << 14
-"""No image is larger, nor has more channels: a header that says so is damaged."""
+LARGEST = 4096
+"""No image has a longer side or more channels: a header that says so is damaged, and would fill the memory."""
 
 
 def save_encoder(
@@ -48,7 +48,8 @@ def save_encoder(
         for name, tensor in encoder.state_dict().items()
     }
     header = json.dumps({"version": FORMAT, "spec": dict(spec), "metadata": dict(metadata)}, sort_keys=True)
-    write_atomically(path, library("safetensors.torch").save(tensors, {"format": "pt", "mixview": header}))
+    # One entry: safetensors writes several in random order, and the same encoder must be the same file.
+    write_atomically(path, library("safetensors.torch").save(tensors, {"mixview": header}))
 
 
 def load_encoder(
@@ -97,9 +98,13 @@ def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(header, dict) or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata")):
         raise damaged
     spec = header["spec"]
-    numbers = [spec.get(key) for key in ("size", "channels", "feature_dim")]
-    whole = all(type(number) is int and 1 <= number <= LARGEST for number in numbers)
-    if not whole or not isinstance(spec.get("name"), str) or spec.get("stem") not in ("small", "standard"):
+    whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= LARGEST for key in ("size", "channels"))
+    if (
+        not whole
+        or type(spec.get("feature_dim")) is not int
+        or not isinstance(spec.get("name"), str)
+        or spec.get("stem") not in ("small", "standard")
+    ):
         raise damaged
     return header
 
@@ -112,20 +117,22 @@ def rebuild(file: Path, spec: Spec, trust: bool) -> nn.Module:
             f"{file} is of your own backbone {name!r}, and rebuilding it would run its code: pass module=… to "
             "load_encoder, or trust=True if you trust the file"
         )
-    is_own = ":" in name
     with torch.random.fork_rng(devices=[]):
         encoder, *_ = construct(
             name,
             size=int(spec["size"]),
             channels=int(spec["channels"]),
-            stem="auto" if is_own else cast(Any, spec["stem"]),
+            stem=cast(Stem, spec["stem"]),
         )
     return encoder
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside, flush to the disk, then rename; a failure leaves `path` as it was and nothing beside it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write beside, flush to the disk, then rename; a failure leaves `path` as it was and nothing beside it.
+
+    What a killed process left beside is overwritten by the next. One process writes a path, rank 0.
+    """
+    beside = path.with_name(f".{path.name}.tmp")
     try:
         with beside.open("wb") as stream:
             stream.write(content)
