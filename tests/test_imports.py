@@ -20,6 +20,8 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing"},
+    "evaluate": {"evaluate", "data", "nn", "mixing"},
+    "train": {"train", "evaluate", "methods", "data", "objective", "nn", "distributed", "losses", "mixing"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 
