@@ -1,6 +1,7 @@
 """What crosses processes: features gathered with the right gradient, MoCo's batch shuffle. No-ops on one process."""
 
 import os
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -50,6 +51,27 @@ def gather_mixture(mixture: Mixture) -> Mixture:
     offset = rank() * len(mixture)
     both = gather(torch.stack([(mixture.partner + offset).double(), mixture.lam.double()], dim=1))
     return Mixture(both[:, 0].long(), both[:, 1].to(mixture.lam.dtype))
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Give every process the mean of all processes' gradients, for a backward outside DistributedDataParallel.
+
+    One all-reduce for each dtype and device. What was averaged before (accumulated gradients) is the same everywhere
+    and stays what it is.
+    """
+    if world_size() == 1:
+        return
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            kinds.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
+    for gradients in kinds.values():
+        joined = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(joined)
+        joined /= world_size()
+        for gradient, mean in zip(gradients, joined.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def own_rows(count: int) -> slice:

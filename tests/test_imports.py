@@ -20,11 +20,10 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing"},
+    "evaluate": {"evaluate", "data", "nn", "mixing"},
     "backbones": set(),
     "export": {"backbones"},
-    "train": {
-        "mixing", "losses", "objective", "nn", "distributed", "methods", "data", "evaluate", "backbones", "export", "train"
-    },
+    "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "backbones", "export"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.

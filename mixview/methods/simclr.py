@@ -1,7 +1,7 @@
 """SimCLR (Chen et al., 2020) and SimCLR-BSIM (Eq. 1 and 2)."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 
 from torch import Tensor, nn
@@ -47,9 +47,17 @@ class SimCLR(Method):
         self.symmetric = symmetric
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        return self.loss(self.online, views, terms), None
+
+    def loss(self, project: Callable[[Tensor], Tensor], views: Views, terms: Sequence[Term]) -> Tensor:
+        """The weighted sum of the terms' losses, with the projections that `project` makes: images [N, …] -> [N, D].
+
+        It is asked once for each batch of views or mixtures. `forward` passes the network; `cached_backward`, which
+        projects in micro-batches, the results.
+        """
         check_views(views)
         first, second = views
-        encode = once(lambda images: gather(self.online(images)))  # z of every process
+        encode = once(lambda images: gather(project(images)))  # z of every process
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             everyone = gather_mixture(mixture)
@@ -60,8 +68,8 @@ class SimCLR(Method):
                 side = (side + other) / 2
             loss = loss + weight * side
             if len(everyone) == 1:
-                warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=2)
-        return loss, None
+                warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=3)
+        return loss
 
     def advance(self, *targets: Targets, progress: float) -> None:
         """Nothing follows by itself in SimCLR."""

@@ -1,0 +1,1 @@
+"""How a representation is judged, one file a protocol: features in, figures out."""
