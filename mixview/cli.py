@@ -4,13 +4,14 @@ Commands are functions: their signatures are the options and their docstrings th
 """
 
 import difflib
+import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, auto_cli
+from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
@@ -78,7 +79,54 @@ def data_show(
     print(f"wrote {out}")
 
 
+def list_recipes() -> None:
+    """The settings that have a name: what they are, what they cost, and what the paper measured with them."""
+    from mixview.train import recipes
+
+    table = Table("recipe", "what", "cost", "the paper's figures", box=None, padding=(0, 2, 0, 0))
+    for name in recipes.names():
+        about = recipes.read(name).about
+        table.add_row(name, about.get("what", ""), about.get("cost", ""), about.get("paper", ""))
+    Console(highlight=False).print(table)
+
+
+def pretrain(recipe: str | None = None, **options: Any) -> None:
+    """Learn an encoder from images without labels.
+
+    Args:
+        recipe: start from these settings (`mixview recipes` lists them, or a YAML file of yours); other options change
+            them.
+        options: of `Pretraining`.
+    """
+    from mixview.train.pretraining import Pretraining
+
+    Pretraining(**options).run()
+
+
+def expand(arguments: list[str]) -> list[str]:
+    """Arguments with dashes as underscores in the names of options, and recipes and runs to resume as configurations."""
+    named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
+    if named[:1] != ["pretrain"]:
+        return named
+    given = dict(zip(named, named[1:], strict=False)) | dict(
+        each.split("=", 1) for each in named if each.startswith("--") and "=" in each
+    )
+    if "--resume" in named and "--out" in given:
+        from mixview.train.run_folder import RunFolder
+
+        settings = RunFolder.open(given["--out"]).config
+    elif "--recipe" in given:
+        from mixview.train import recipes
+
+        settings = recipes.read(given["--recipe"]).settings
+    else:
+        return named
+    return ["pretrain", "--config", json.dumps(settings), *named[1:]]
+
+
 COMMANDS: dict[str, Any] = {
+    "pretrain": pretrain,
+    "recipes": list_recipes,
     "data": {
         "_help": "What mixview learns from: any images, by path or by name.",
         "list": data_list,
@@ -90,9 +138,10 @@ COMMANDS: dict[str, Any] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
+        set_parsing_settings(docstring_parse_attribute_docstrings=True)
         auto_cli(
             COMMANDS,
-            args=None if arguments is None else list(arguments),
+            args=expand(list(sys.argv[1:] if arguments is None else arguments)),
             prog="mixview",
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
