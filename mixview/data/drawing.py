@@ -22,6 +22,10 @@ VERSION = 1
 """Changes whenever a pixel changes, so that a cache or a run of an older mixview is told apart."""
 
 
+TILT = 0.18
+"""How far an object leans to either side, in turns."""
+
+
 def mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """SplitMix64's finaliser: a bijection of 64-bit integers that looks random."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -253,19 +257,17 @@ class Frame(NamedTuple):
         return Frame(self.centre[rows], self.matrix[rows], self.scale[rows])
 
 
-def place(numbers: Numbers, name: str, centre: Floats, scale: Floats, stretch: float) -> Frame:
-    """A frame at a centre and scale, turned by any angle and stretched by up to `stretch` along any other."""
-    cos, sin = direction(numbers.uniform(f"{name} angle"))
-    along_x, along_y = direction(numbers.uniform(f"{name} stretch angle"))
-    factor = 1 + numbers.uniform(f"{name} stretch", 0, stretch)
-    turn = np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)], 1)
-    axes = np.stack([np.stack([along_x, along_y], -1), np.stack([-along_y, along_x], -1)], 1)
-    matrix = np.empty_like(turn)
-    # Written out: a BLAS may sum in any order.
-    for row in range(2):
-        first, second = turn[:, row, 0] * factor, turn[:, row, 1] / factor
-        for column in range(2):
-            matrix[:, row, column] = (first * axes[:, 0, column] + second * axes[:, 1, column]) / scale
+def place(numbers: Numbers, name: str, centre: Floats, scale: Floats, angle: Floats, stretch: float) -> Frame:
+    """A frame at a centre and scale, turned by an angle and stretched by up to `stretch` in a random direction."""
+    cos, sin = direction(angle)
+    x, y = direction(numbers.uniform(f"{name} stretch angle"))
+    longer = 1 + numbers.uniform(f"{name} stretch", 0, stretch)
+    # Longer in the direction (x, y), as much shorter across it. Written out: a BLAS may sum in any order.
+    xx, xy, yy = x * x / longer + y * y * longer, x * y / longer - x * y * longer, y * y / longer + x * x * longer
+    first = np.stack([cos * xx + sin * xy, cos * xy + sin * yy], -1)
+    second = np.stack([cos * xy - sin * xx, cos * yy - sin * xy], -1)
+    matrix = np.stack([first, second], 1)
+    matrix /= plane(scale)
     return Frame(centre, matrix, scale)
 
 
@@ -303,8 +305,10 @@ class Look(NamedTuple):
         return first + (self.second[:, :, None, None] - first) * blend
 
 
-def look(numbers: Numbers, name: str, texture: Ints, period: Floats, lightness: Floats, contrast: float) -> Look:
-    """A texture in two related random colours around a lightness, turned and shifted at random."""
+def look(
+    numbers: Numbers, name: str, texture: Ints, period: Floats, angle: Floats, lightness: Floats, contrast: float
+) -> Look:
+    """A texture in two related random colours around a lightness, shifted at random."""
     hue = numbers.uniform(f"{name} hue")
     chroma = numbers.uniform(f"{name} chroma", 0.03, 0.35)
     other = hue + numbers.uniform(f"{name} other hue", -0.16, 0.16)
@@ -316,7 +320,7 @@ def look(numbers: Numbers, name: str, texture: Ints, period: Floats, lightness: 
         texture,
         colour(hue, chroma, lightness - spread),
         colour(other, other_chroma, lightness + spread),
-        place(numbers, f"{name} texture", numbers.table(f"{name} phase", 2, -4, 4), period, 0.3),
+        place(numbers, f"{name} texture", numbers.table(f"{name} phase", 2, -4, 4), period, angle, 0.3),
         numbers.table(f"{name} cells", 64),
     )
 
@@ -437,13 +441,13 @@ def clutter(numbers: Numbers, name: str, ground: Floats, light: Light, centre: F
     height = np.where(slim, np.float32(2.2), numbers.uniform(f"{name} high", 0.45, 0.8))
     rounding = np.minimum(width, height) * numbers.uniform(f"{name} rounding", 0.15, 1.0)
     sides = np.stack([width, height, rounding], -1).astype(np.float32)
-    tone = contrasting(numbers, name, ground, 0.06, 0.34)
-    kind = numbers.integer(f"{name} texture", len(GROUNDS))
+    tone = contrasting(numbers, name, ground, 0.1, 0.42)
+    kind, angle = numbers.integer(f"{name} texture", len(GROUNDS)), numbers.uniform(f"{name} angle")
     return Layer(
         np.arange(len(numbers)),
-        place(numbers, name, centre, scale, 0.2),
+        place(numbers, name, centre, scale, angle, 0.2),
         finish(numbers, name, np.full(len(numbers), -1), sides),
-        look(numbers, name, kind, numbers.uniform(f"{name} period", 0.15, 0.5), tone, 0.1),
+        look(numbers, name, kind, numbers.uniform(f"{name} period", 0.15, 0.5), angle, tone, 0.1),
         light,
     )
 
@@ -492,12 +496,14 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
 
     ground = numbers.uniform("ground", 0.15, 0.85)
     kind, period = numbers.integer("ground texture", len(GROUNDS)), numbers.uniform("ground period", 0.3, 1.1)
-    canvas = look(numbers, "ground", kind, period, ground, 0.1).paint(*np.broadcast_arrays(x, y))
+    canvas = look(numbers, "ground", kind, period, numbers.uniform("ground angle"), ground, 0.12).paint(
+        *np.broadcast_arrays(x, y)
+    )
 
     for which in range(2):
         centre, scale = numbers.table(f"behind {which}", 2, -1, 1), numbers.uniform(f"behind {which} scale", 0.2, 0.6)
         behind = clutter(numbers, f"behind {which}", ground, light, centre, scale)
-        some(behind, numbers.chance(f"behind {which} present", 0.6)).lay(canvas, x, y)
+        some(behind, numbers.chance(f"behind {which} present", 0.7)).lay(canvas, x, y)
 
     masks = np.zeros((count, slots, size, size), bool)
     frames = []
@@ -511,14 +517,15 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
             quarter = (slot + numbers.integer("first quarter", 4)) % 4
             corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
             centre = corner * np.float32(0.96) + numbers.table(f"{name} centre", 2, -0.14, 0.14)
-        frames.append(place(numbers, name, centre, scale, 0.25))
+        angle = numbers.uniform(f"{name} angle", -TILT, TILT)
+        frames.append(place(numbers, name, centre, scale, angle, 0.2))
         tone = contrasting(numbers, name, ground, 0.26, 0.5)
         period = scale * numbers.uniform(f"{name} period", 0.28, 0.45)
         layer = Layer(
             everyone,
             frames[-1],
             finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
-            look(numbers, name, len(GROUNDS) + classes[:, slot], period, tone, 0.18),
+            look(numbers, name, len(GROUNDS) + classes[:, slot], period, angle, tone, 0.18),
             light,
         )
         layer = some(layer, classes[:, slot] >= 0)
@@ -540,7 +547,7 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     front = some(front, numbers.chance("front present", 0.6))
     masks[front.rows] &= ~front.lay(canvas, x, y)[:, None]
 
-    slant = numbers.uniform("slant", 0, 0.35)
+    slant = numbers.uniform("slant", 0, 0.45)
     shine(canvas, (x * plane(light.x) + y * plane(light.y)) * plane(slant))
     canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.7, 0.8), 0))
     pixels = (clamp(canvas) * 255 + np.float32(0.5)).astype(np.uint8)
