@@ -20,8 +20,6 @@ Ints = npt.NDArray[np.int64]
 SPLITS = ("train", "val", "test")
 VERSION = 1
 """Changes whenever a pixel changes, so that a cache or a run of an older mixview is told apart."""
-
-
 TILT = 0.18
 """How far an object leans to either side, in turns."""
 
