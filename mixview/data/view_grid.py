@@ -1,4 +1,4 @@
-"""Pictures of data: images beside their views."""
+"""A picture to judge an augmentation by: images beside their views."""
 
 from collections.abc import Sequence
 from dataclasses import replace

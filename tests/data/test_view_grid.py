@@ -6,7 +6,7 @@ import torch
 
 from mixview.data.augmentation import named, names
 from mixview.data.loading import to_tensor
-from mixview.data.pictures import GAP, fit, tile, view_grid
+from mixview.data.view_grid import GAP, fit, tile, view_grid
 from mixview.data.scenes import Scenes
 
 
