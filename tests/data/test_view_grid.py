@@ -6,8 +6,8 @@ import torch
 
 from mixview.data.augmentation import named, names
 from mixview.data.loading import to_tensor
-from mixview.data.view_grid import GAP, fit, tile, view_grid
 from mixview.data.scenes import Scenes
+from mixview.data.view_grid import GAP, fit, tile, view_grid
 
 
 @pytest.mark.parametrize("name", names())
