@@ -1,0 +1,184 @@
+"""Batches of views that do not depend on who makes them: the number of workers, processes and restarts.
+
+    batches = Batches(len(reader), batch=256, seed=0, rank=rank, world=world)
+    loader = view_loader(reader, named("simclr"), batches, workers=4)
+    for epoch in range(200):
+        batches.go_to(epoch)
+        for view1, view2, index in loader: ...
+
+Nothing here remembers an epoch in a worker. `Batches` hands out (epoch, index) pairs from the main process, and a view
+is a function of (seed, epoch, index): persistent workers cannot be an epoch behind, and to go on in the middle of an
+epoch is `batches.go_to(epoch, start)`.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from mixview.data.augmentation import Augmentation, views
+from mixview.data.source import Pixels
+
+Key = tuple[int, int]
+"""(epoch, index)"""
+Item = tuple[Tensor, Tensor, int]
+"""Both views, [C, size, size] each, and the index of the image they show."""
+
+
+class Reading(Protocol):
+    """An image as it was read."""
+
+    @property
+    def pixels(self) -> Pixels: ...
+
+    @property
+    def index(self) -> int:
+        """Which image it is: the one that was asked for, or one that stands in for it."""
+
+
+class Images(Protocol):
+    """Decoded images by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Reading: ...
+
+
+@final
+class Views(Dataset[Item]):
+    """Both views of the images, by (epoch, index).
+
+    Args:
+        images: decoded images by index.
+        augmentations: one for each view.
+        seed: of the views.
+    """
+
+    def __init__(self, images: Images, augmentations: tuple[Augmentation, Augmentation], seed: int = 0) -> None:
+        self.images = images
+        self.augmentations = augmentations
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> Item:
+        epoch, index = key
+        reading = self.images[index]
+        first, second = views(to_tensor(reading.pixels), self.seed, epoch, index, self.augmentations)
+        return first, second, reading.index
+
+
+@final
+class Batches(Sampler[list[Key]]):
+    """The batches of an epoch: this process's part of each, as (epoch, index) pairs.
+
+    An epoch's order is a function of (seed, epoch). `batch` counts the images of all processes together: rank r of W
+    takes the r-th W-th of every batch, so that the ranks' parts, one after the other, are the batch that a single
+    process would take.
+
+    Args:
+        count: number of images.
+        batch: images a step, over all processes.
+        seed: of the order.
+        rank: this process.
+        world: number of processes.
+        shuffle: whether to shuffle at all.
+        drop_last: leave out the short last batch; otherwise it is cut to a multiple of `world`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch: int,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
+        if world < 1 or not 0 <= rank < world:
+            raise ValueError(f"rank must be within 0 … world - 1, got rank {rank} of {world}")
+        if batch < 1 or batch % world:
+            nearest = max(world, round(batch / world) * world)
+            raise ValueError(f"batch {batch} does not divide over {world} processes; use {nearest}")
+        if count < (batch if drop_last else world):
+            raise ValueError(
+                f"{count} images do not fill one batch of {batch}; use a batch of at most {count // world * world}"
+                if count >= world
+                else f"{count} images are too few for {world} processes; use at most {max(count, 1)}"
+            )
+        self.count = count
+        self.batch = batch
+        self.seed = seed
+        self.rank = rank
+        self.world = world
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.start = 0
+
+    def go_to(self, epoch: int, start: int = 0) -> None:
+        """The next iteration is over this epoch, from batch `start` on (0 is its beginning)."""
+        if epoch < 0 or not 0 <= start <= self.total:
+            raise ValueError(f"there is no batch {start} in epoch {epoch}: an epoch has {self.total} batches")
+        self.epoch = epoch
+        self.start = start
+
+    @property
+    def total(self) -> int:
+        """Batches in a whole epoch."""
+        last = 0 if self.drop_last else int(self.count % self.batch >= self.world)
+        return self.count // self.batch + last
+
+    def __len__(self) -> int:
+        """Batches still to come in this epoch."""
+        return self.total - self.start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch  # a `go_to` during the iteration is for the next one
+        order = epoch_order(self.count, self.seed, epoch) if self.shuffle else torch.arange(self.count)
+        for step in range(self.start, self.total):
+            whole = order[step * self.batch : (step + 1) * self.batch]
+            each = len(whole) // self.world
+            part = whole[self.rank * each : (self.rank + 1) * each]
+            yield [(epoch, index) for index in part.tolist()]
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """[count] the order of the images in an epoch, a function of the arguments alone."""
+    digest = hashlib.blake2b(f"order/{seed}/{epoch}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    return torch.randperm(count, generator=generator)
+
+
+def view_loader(
+    images: Images,
+    augmentations: tuple[Augmentation, Augmentation],
+    batches: Batches,
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    prefetch: int = 2,
+) -> DataLoader[Item]:
+    """A loader of (view1 [B, C, S, S], view2, index [B]), bit for bit the same with any number of workers."""
+    if len(images) != batches.count:
+        raise ValueError(f"the batches are for {batches.count} images and there are {len(images)}")
+    return DataLoader(
+        Views(images, augmentations, batches.seed),
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=pin_memory,
+        persistent_workers=workers > 0,
+        prefetch_factor=prefetch if workers > 0 else None,
+    )
+
+
+def to_tensor(pixels: Pixels) -> Tensor:
+    """[H, W, C] pixels as an image [C, H, W], of the same type."""
+    if not pixels.flags.writeable:
+        pixels = pixels.copy()  # torch warns of arrays it could write to and must not
+    return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -1,0 +1,138 @@
+"""Batches are the same bit for bit whatever the number of workers, processes and restarts."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from mixview.data.augmentation import named, views
+from mixview.data.loading import Batches, Views, epoch_order, to_tensor, view_loader
+from mixview.data.scenes import Scenes
+from mixview.data.source import Pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    pixels: Pixels
+    index: int
+
+
+class Direct:
+    """Images straight from scenes; a bad one is replaced by the next."""
+
+    def __init__(self, scenes: Scenes, bad: tuple[int, ...] = ()) -> None:
+        self.scenes = scenes
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int) -> Reading:
+        while index in self.bad:
+            index = (index + 1) % len(self)
+        return Reading(self.scenes.read(index), index)
+
+
+IMAGES = Direct(Scenes(40))
+PAIR = named("byol-small", size=16)
+
+
+def run(workers: int, epochs: tuple[int, ...] = (0, 1), **options: int) -> list[list[Tensor]]:
+    batches = Batches(40, batch=8, seed=5, **options)
+    loader = view_loader(IMAGES, PAIR, batches, workers=workers)
+    seen = []
+    for epoch in epochs:
+        batches.go_to(epoch)
+        seen += [list(batch) for batch in loader]
+    return seen
+
+
+def equal(first: list[list[Tensor]], second: list[list[Tensor]]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_number_of_workers_makes_the_same_batches(workers: int) -> None:
+    """Workers persist over the two epochs, and the second has views of its own."""
+    alone = run(0)
+    assert equal(alone, run(workers))
+    assert len(alone) == 10
+    assert alone[0][0].shape == (8, 3, 16, 16)
+    for half in (alone[:5], alone[5:]):
+        assert torch.cat([index for *_, index in half]).sort().values.tolist() == list(range(40))
+    assert not equal(alone[:5], alone[5:])
+
+
+def test_the_views_are_those_of_seed_epoch_and_index() -> None:
+    for number, (first, second, index) in enumerate(run(0, epochs=(3,))):
+        for row, image in enumerate(index.tolist()):
+            expected = views(to_tensor(IMAGES.scenes.read(image)), 5, 3, image, PAIR)
+            assert torch.equal(first[row], expected[0]), number
+            assert torch.equal(second[row], expected[1])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_ranks_together_are_one_process(world: int) -> None:
+    alone = run(0)
+    parts = [run(0, rank=rank, world=world) for rank in range(world)]
+    together = [[torch.cat(tensors) for tensors in zip(*batch, strict=True)] for batch in zip(*parts, strict=True)]
+    assert equal(alone, together)
+
+
+def test_an_epoch_goes_on_where_it_stopped() -> None:
+    whole = run(0, epochs=(4,))
+    batches = Batches(40, batch=8, seed=5)
+    loader = view_loader(IMAGES, PAIR, batches)
+    batches.go_to(4, start=2)
+    assert len(loader) == 3
+    assert equal(whole[2:], [list(batch) for batch in loader])
+    batches.go_to(4, start=5)
+    assert list(loader) == []
+
+
+def test_the_order_is_another_each_epoch_and_none_without_shuffling() -> None:
+    assert not torch.equal(epoch_order(100, 0, 0), epoch_order(100, 0, 1))
+    assert not torch.equal(epoch_order(100, 0, 0), epoch_order(100, 1, 0))
+    plain = Batches(10, 4, shuffle=False)
+    plain.go_to(7)
+    assert list(plain) == [[(7, 0), (7, 1), (7, 2), (7, 3)], [(7, 4), (7, 5), (7, 6), (7, 7)]]
+
+
+def test_the_short_last_batch() -> None:
+    assert len(Batches(10, 4)) == 2
+    kept = Batches(10, 4, drop_last=False, shuffle=False)
+    assert [len(batch) for batch in kept] == [4, 4, 2]
+    cut = [list(Batches(11, 4, rank=rank, world=2, drop_last=False, shuffle=False)) for rank in (0, 1)]
+    assert [[len(batch) for batch in part] for part in cut] == [[2, 2, 1], [2, 2, 1]]
+    assert len(Batches(9, 4, world=2, drop_last=False)) == 2  # one image is too few for two
+
+
+def test_a_stand_in_says_who_it_is() -> None:
+    dataset = Views(Direct(Scenes(5), bad=(2, 3)), PAIR)
+    assert dataset[(0, 2)][2] == 4
+    assert len(dataset) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 100, "batch": 250, "world": 8}, "batch 250 does not divide over 8 processes; use 248"),
+        ({"count": 100, "batch": 256}, "100 images do not fill one batch of 256; use a batch of at most 100"),
+        ({"count": 1, "batch": 4, "world": 4}, "too few for 4 processes"),
+        ({"count": 10, "batch": 4, "rank": 2, "world": 2}, "got rank 2 of 2"),
+        ({"count": 10, "batch": 0}, "batch 0 does not divide"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Batches(**arguments)
+
+
+def test_a_batch_beyond_the_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match="an epoch has 5 batches"):
+        Batches(40, 8).go_to(0, 6)
+    with pytest.raises(ValueError, match="for 39 images and there are 40"):
+        view_loader(IMAGES, PAIR, Batches(39, 8))
