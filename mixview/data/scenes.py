@@ -12,7 +12,6 @@ size only in its resolution.
 """
 
 import hashlib
-import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from mixview.data.cache import cache_folder
 from mixview.data.drawing import SPLITS, VERSION, Ints, Numbers, draw
 from mixview.data.shapes import SHAPES
 from mixview.data.source import Objects, Pixels, Source
@@ -78,7 +78,7 @@ class Scenes(Source):
         self.split: Split = split
         self.arrangement = objects
         self.classes: tuple[str, ...] = tuple(SHAPES)[:classes]
-        self.cache = cache_folder() if cache is True else Path(cache) if cache else None
+        self.cache = cache_folder("scenes") if cache is True else Path(cache) if cache else None
         self._chunks: OrderedDict[int, Pixels] = OrderedDict()
         self._masks: tuple[int, Ints, npt.NDArray[np.bool_]] | None = None
 
@@ -195,14 +195,6 @@ class Scenes(Source):
         if not 0 <= index < self.count:
             raise IndexError(f"image {index} of {self.count} scenes: the last is {self.count - 1}")
         return int(index)
-
-
-def cache_folder() -> Path:
-    """Where drawn scenes are kept: `$MIXVIEW_CACHE`, or the user's cache folder."""
-    if folder := os.environ.get("MIXVIEW_CACHE"):
-        return Path(folder) / "scenes"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mixview" / "scenes"
 
 
 def save_array(file: Path, array: Pixels) -> None:
