@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from rich.console import Console
@@ -32,7 +32,8 @@ class Parser(ArgumentParser):
 
 
 def data_list() -> None:
-    """What can be named: the data sets that have a name, and where they are, and what a path can be."""
+    """What can be named: data sets and where they are, what a path can be, and augmentations."""
+    from mixview.data import augmentation
     from mixview.data.opening import FAMILIES, NAMES, locate_named
 
     console = Console(highlight=False)
@@ -48,22 +49,27 @@ def data_list() -> None:
     console.print(names)
     console.print()
     console.print(kinds)
+    console.print()
+    console.print("Augmentations", style="italic")
+    console.print(", ".join(augmentation.names()))
 
 
 def data_show(
     path: str,
     split: str | None = None,
     kind: str | None = None,
+    augment: str | None = None,
     out: Path = Path("picture.png"),
     count: int = 8,
     seed: int = 0,
 ) -> None:
-    """Draw a picture of a source: images with their classes, boxes and masks, and their mixtures.
+    """Draw a picture of a source: images with their classes, boxes and masks, their views, and their mixtures.
 
     Args:
         path: a path, an address or a name; `mixview data list` has them.
         split: train, val, test …; by default the part for training.
         kind: what the path is, where looking at it would say something else.
+        augment: an augmentation to show the views of, such as mocov2; `mixview data list` has them.
         out: the picture to write.
         count: how many images.
         seed: which images, and how they are mixed.
@@ -72,7 +78,7 @@ def data_show(
     from mixview.data.picture import contact_sheet, source_rows
 
     source = open_source(path, split, kind=kind)
-    contact_sheet(source_rows(source, count, seed)).save(out)
+    contact_sheet(source_rows(source, count, seed, augment=augment)).save(out)
     print(f"{source!r}: {source.fingerprint()}")
     for name, reason in source.skipped.items():
         print(f"skipped {name}: {reason}")
@@ -124,6 +130,34 @@ def expand(arguments: list[str]) -> list[str]:
     return ["pretrain", "--config", json.dumps(settings), *named[1:]]
 
 
+def data_make(
+    folder: Path,
+    count: int = 5000,
+    layout: Literal["folder", "voc", "coco"] = "folder",
+    size: int = 32,
+    seed: int = 0,
+    test_count: int | None = None,
+) -> None:
+    """Write the embedded data set, scenes, to a new folder.
+
+    Args:
+        folder: where to; it must not exist, or be empty.
+        count: images to train on.
+        layout: class folders, PASCAL VOC or COCO; the last two with several objects an image.
+        size: of the images, both ways.
+        seed: another seed is another data set.
+        test_count: images to test on; by default a fifth of `count`.
+    """
+    from mixview.data.layouts import write
+    from mixview.data.scenes import Scenes
+
+    objects: Literal["single", "multiple"] = "single" if layout == "folder" else "multiple"
+    held_out: Literal["val", "test"] = "test" if layout == "voc" else "val"
+    train = Scenes(count, size, seed, "train", objects)
+    held = Scenes(max(1, count // 5) if test_count is None else test_count, size, seed, held_out, objects)
+    print(f"wrote {write([train, held], folder, layout)}")
+
+
 COMMANDS: dict[str, Any] = {
     "pretrain": pretrain,
     "recipes": list_recipes,
@@ -131,6 +165,7 @@ COMMANDS: dict[str, Any] = {
         "_help": "What mixview learns from: any images, by path or by name.",
         "list": data_list,
         "show": data_show,
+        "make": data_make,
     }
 }
 

@@ -53,6 +53,22 @@ def test_an_error_is_one_sentence_without_a_traceback() -> None:
     assert caught.value.code == "mixview: there is neither a path nor a source named absent/folder: check the path"
 
 
+def test_show_views_of_scenes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
+    plain, augmented = tmp_path / "plain.png", tmp_path / "views.png"
+    main(["data", "show", "scenes", "--out", str(plain), "--count", "3"])
+    main(["data", "show", "scenes", "--out", str(augmented), "--count", "3", "--augment", "byol-small"])
+    with Image.open(plain) as before, Image.open(augmented) as after:
+        assert after.height > before.height  # two rows more
+
+
+@pytest.mark.parametrize("layout", ["folder", "voc", "coco"])
+def test_make_writes_what_show_opens(layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["data", "make", str(tmp_path / "set"), "--count", "20", "--size", "32", "--layout", layout])
+    main(["data", "show", str(tmp_path / "set"), "--out", str(tmp_path / "a.png"), "--count", "4"])
+    assert "20 images" in capsys.readouterr().out
+
+
 @needs_data
 def test_show_real(tmp_path: Path) -> None:
     main(["data", "show", "voc2007", "--split", "test", "--out", str(tmp_path / "a.png")])

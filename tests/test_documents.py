@@ -39,5 +39,5 @@ def test_the_diff_in_the_readme_is_the_example() -> None:
 
 def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text()):
+    for target in re.findall(r"(?<!data )\bmake ([a-z-]+)", (ROOT / "README.md").read_text()):
         assert f"\n{target}:" in makefile, target

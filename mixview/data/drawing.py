@@ -2,8 +2,8 @@
 
 An image is a function of (seed, split, index) alone, bit for bit, on every machine: its numbers come from a 64-bit
 integer hash, and its pixels from float32 +, -, ×, ÷, √ and comparisons, which IEEE 754 rounds the same way everywhere.
-(The sine of a maths library is not among them; `sine` below is.) Nothing but the outline of an object depends on its
-class. Scenes are drawn in units of the image, so the same index at another size is the same scene.
+(The sine of a maths library is not among them; `sine` below is.) Nothing but the outline and the pattern of an object
+depends on its class. Scenes are drawn in units of the image: the same index at another size is the same scene.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ Ints = npt.NDArray[np.int64]
 SPLITS = ("train", "val", "test")
 VERSION = 1
 """Changes whenever a pixel changes, so that a cache or a run of an older mixview is told apart."""
+TILT = 0.18
+"""How far an object leans to either side, in turns."""
 
 
 def mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -180,7 +182,58 @@ def pebbles(u: Floats, v: Floats, table: Floats) -> Floats:
     return (np.float32(0.35) + np.float32(0.65) * tone) * smooth((second - nearest) * 5)
 
 
-TEXTURES = (plain, stripes, checks, dots, clouds, grain, ripples, bricks, pebbles)
+def circles(u: Floats, v: Floats, table: Floats) -> Floats:
+    far = length(u - np.floor(u) - np.float32(0.5), v - np.floor(v) - np.float32(0.5))
+    return smooth((np.float32(0.16) - np.abs(far - np.float32(0.3))) * 9)
+
+
+def zigzag(u: Floats, v: Floats, table: Floats) -> Floats:
+    half = np.float32(0.5) * v
+    return clamp(np.float32(0.5) + 2 * sine(u + 2 * np.abs(half - np.floor(half) - np.float32(0.5))))
+
+
+def grid(u: Floats, v: Floats, table: Floats) -> Floats:
+    line = np.minimum(np.abs(u - np.floor(u) - np.float32(0.5)), np.abs(v - np.floor(v) - np.float32(0.5)))
+    return smooth((np.float32(0.2) - line) * 8)
+
+
+def scales(u: Floats, v: Floats, table: Floats) -> Floats:
+    row = np.floor(v)
+    u = u + np.float32(0.5) * (row - 2 * np.floor(row * np.float32(0.5)))
+    far = length(u - np.floor(u) - np.float32(0.5), v - row)
+    return np.where(far < np.float32(0.6), 1 - far, np.float32(0))
+
+
+def triangles(u: Floats, v: Floats, table: Floats) -> Floats:
+    return clamp(np.float32(0.5) + 5 * (u - np.floor(u) + v - np.floor(v) - 1))
+
+
+def spots(u: Floats, v: Floats, table: Floats) -> Floats:
+    return smooth(6 * noise(u * np.float32(1.5), v * np.float32(1.5), table) - np.float32(2.5))
+
+
+# Backgrounds and clutter take any of the first; the others are the surfaces of objects.
+GROUNDS = (plain, clouds, grain, ripples, bricks, pebbles)
+SURFACES = {
+    "star": dots,
+    "heart": stripes,
+    "arrow": checks,
+    "crescent": spots,
+    "ring": plain,
+    "cross": grid,
+    "gear": zigzag,
+    "leaf": scales,
+    "bolt": triangles,
+    "mushroom": circles,
+    "fish": scales,
+    "key": zigzag,
+    "house": checks,
+    "clover": stripes,
+    "drop": spots,
+    "hourglass": dots,
+}
+"""The pattern of each class."""
+TEXTURES = (*GROUNDS, *(SURFACES[name] for name in SHAPES))
 
 
 class Frame(NamedTuple):
@@ -202,19 +255,17 @@ class Frame(NamedTuple):
         return Frame(self.centre[rows], self.matrix[rows], self.scale[rows])
 
 
-def place(numbers: Numbers, name: str, centre: Floats, scale: Floats, stretch: float) -> Frame:
-    """A frame at a centre and scale, turned by any angle and stretched by up to `stretch` along any other."""
-    cos, sin = direction(numbers.uniform(f"{name} angle"))
-    along_x, along_y = direction(numbers.uniform(f"{name} stretch angle"))
-    factor = 1 + numbers.uniform(f"{name} stretch", 0, stretch)
-    turn = np.stack([np.stack([cos, sin], -1), np.stack([-sin, cos], -1)], 1)
-    axes = np.stack([np.stack([along_x, along_y], -1), np.stack([-along_y, along_x], -1)], 1)
-    matrix = np.empty_like(turn)
-    # Written out: a BLAS may sum in any order.
-    for row in range(2):
-        first, second = turn[:, row, 0] * factor, turn[:, row, 1] / factor
-        for column in range(2):
-            matrix[:, row, column] = (first * axes[:, 0, column] + second * axes[:, 1, column]) / scale
+def place(numbers: Numbers, name: str, centre: Floats, scale: Floats, angle: Floats, stretch: float) -> Frame:
+    """A frame at a centre and scale, turned by an angle and stretched by up to `stretch` in a random direction."""
+    cos, sin = direction(angle)
+    x, y = direction(numbers.uniform(f"{name} stretch angle"))
+    longer = 1 + numbers.uniform(f"{name} stretch", 0, stretch)
+    # Longer in the direction (x, y), as much shorter across it. Written out: a BLAS may sum in any order.
+    xx, xy, yy = x * x / longer + y * y * longer, x * y / longer - x * y * longer, y * y / longer + x * x * longer
+    first = np.stack([cos * xx + sin * xy, cos * xy + sin * yy], -1)
+    second = np.stack([cos * xy - sin * xx, cos * yy - sin * xy], -1)
+    matrix = np.stack([first, second], 1)
+    matrix /= plane(scale)
     return Frame(centre, matrix, scale)
 
 
@@ -229,16 +280,16 @@ class Look(NamedTuple):
     """What a surface looks like: a texture in two colours."""
 
     texture: Ints
-    dark: Floats
+    first: Floats
     """[3, n]"""
-    light: Floats
+    second: Floats
     """[3, n]"""
     frame: Frame
     table: Floats
 
     def pick(self, rows: Ints) -> "Look":
         return Look(
-            self.texture[rows], self.dark[:, rows], self.light[:, rows], self.frame.pick(rows), self.table[rows]
+            self.texture[rows], self.first[:, rows], self.second[:, rows], self.frame.pick(rows), self.table[rows]
         )
 
     def paint(self, x: Floats, y: Floats) -> Floats:
@@ -248,24 +299,26 @@ class Look(NamedTuple):
         for kind in np.unique(self.texture):
             rows = np.flatnonzero(self.texture == kind)
             blend[rows] = TEXTURES[kind](u[rows], v[rows], self.table[rows])
-        dark = self.dark[:, :, None, None]
-        return dark + (self.light[:, :, None, None] - dark) * blend
+        first = self.first[:, :, None, None]
+        return first + (self.second[:, :, None, None] - first) * blend
 
 
-def look(numbers: Numbers, name: str, lightness: Floats, contrast: float, period: tuple[float, float]) -> Look:
-    """A random texture in two related colours around a lightness."""
+def look(
+    numbers: Numbers, name: str, texture: Ints, period: Floats, angle: Floats, lightness: Floats, contrast: float
+) -> Look:
+    """A texture in two related random colours around a lightness, shifted at random."""
     hue = numbers.uniform(f"{name} hue")
     chroma = numbers.uniform(f"{name} chroma", 0.03, 0.35)
-    spread = numbers.uniform(f"{name} spread", 0.4 * contrast, contrast)
     other = hue + numbers.uniform(f"{name} other hue", -0.16, 0.16)
-    scale = numbers.uniform(f"{name} period")
-    scale = np.float32(period[0]) + np.float32(period[1] - period[0]) * scale * scale
-    centre = numbers.table(f"{name} phase", 2, -4, 4)
+    other_chroma = chroma * numbers.uniform(f"{name} other chroma", 0.5, 1.3)
+    spread = numbers.uniform(f"{name} spread", 0.4 * contrast, contrast)
+    # Either colour may be the lighter: a pattern says nothing about the share of dark and light.
+    spread = np.where(numbers.chance(f"{name} inverted", 0.5), -spread, spread)
     return Look(
-        numbers.integer(f"{name} texture", len(TEXTURES)),
+        texture,
         colour(hue, chroma, lightness - spread),
-        colour(other, chroma * numbers.uniform(f"{name} other chroma", 0.5, 1.3), lightness + spread),
-        place(numbers, f"{name} texture", centre, scale, 0.3),
+        colour(other, other_chroma, lightness + spread),
+        place(numbers, f"{name} texture", numbers.table(f"{name} phase", 2, -4, 4), period, angle, 0.3),
         numbers.table(f"{name} cells", 64),
     )
 
@@ -386,12 +439,13 @@ def clutter(numbers: Numbers, name: str, ground: Floats, light: Light, centre: F
     height = np.where(slim, np.float32(2.2), numbers.uniform(f"{name} high", 0.45, 0.8))
     rounding = np.minimum(width, height) * numbers.uniform(f"{name} rounding", 0.15, 1.0)
     sides = np.stack([width, height, rounding], -1).astype(np.float32)
-    tone = contrasting(numbers, name, ground, 0.06, 0.34)
+    tone = contrasting(numbers, name, ground, 0.1, 0.42)
+    kind, angle = numbers.integer(f"{name} texture", len(GROUNDS)), numbers.uniform(f"{name} angle")
     return Layer(
         np.arange(len(numbers)),
-        place(numbers, name, centre, scale, 0.2),
+        place(numbers, name, centre, scale, angle, 0.2),
         finish(numbers, name, np.full(len(numbers), -1), sides),
-        look(numbers, name, tone, 0.12, (0.12, 0.6)),
+        look(numbers, name, kind, numbers.uniform(f"{name} period", 0.15, 0.5), angle, tone, 0.1),
         light,
     )
 
@@ -439,13 +493,15 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     light = Light(light_x, light_y, numbers.uniform("relief", 0.15, 0.75), shadow, depth)
 
     ground = numbers.uniform("ground", 0.15, 0.85)
-    scenery = look(numbers, "ground", ground, 0.11, (0.25, 1.3))
-    canvas = scenery.paint(*np.broadcast_arrays(x, y))
+    kind, period = numbers.integer("ground texture", len(GROUNDS)), numbers.uniform("ground period", 0.3, 1.1)
+    canvas = look(numbers, "ground", kind, period, numbers.uniform("ground angle"), ground, 0.12).paint(
+        *np.broadcast_arrays(x, y)
+    )
 
     for which in range(2):
         centre, scale = numbers.table(f"behind {which}", 2, -1, 1), numbers.uniform(f"behind {which} scale", 0.2, 0.6)
         behind = clutter(numbers, f"behind {which}", ground, light, centre, scale)
-        some(behind, numbers.chance(f"behind {which} present", 0.6)).lay(canvas, x, y)
+        some(behind, numbers.chance(f"behind {which} present", 0.7)).lay(canvas, x, y)
 
     masks = np.zeros((count, slots, size, size), bool)
     frames = []
@@ -453,19 +509,21 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
         name = f"object {slot}"
         if slots == 1:
             scale = numbers.uniform(f"{name} scale", 0.55, 0.95)
-            centre = numbers.table(f"{name} centre", 2, -1, 1) * (np.float32(1.1) - np.float32(0.85) * scale)[:, None]
+            centre = numbers.table(f"{name} centre", 2, -1, 1) * (np.float32(1.15) - np.float32(0.85) * scale)[:, None]
         else:
             scale = numbers.uniform(f"{name} scale", 0.34, 0.54)
             quarter = (slot + numbers.integer("first quarter", 4)) % 4
             corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
             centre = corner * np.float32(0.96) + numbers.table(f"{name} centre", 2, -0.14, 0.14)
-        frames.append(place(numbers, name, centre, scale, 0.25))
+        angle = numbers.uniform(f"{name} angle", -TILT, TILT)
+        frames.append(place(numbers, name, centre, scale, angle, 0.2))
         tone = contrasting(numbers, name, ground, 0.26, 0.5)
+        period = scale * numbers.uniform(f"{name} period", 0.28, 0.45)
         layer = Layer(
             everyone,
             frames[-1],
             finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
-            look(numbers, name, tone, 0.12, (0.12, 0.5)),
+            look(numbers, name, len(GROUNDS) + classes[:, slot], period, angle, tone, 0.18),
             light,
         )
         layer = some(layer, classes[:, slot] >= 0)
@@ -487,7 +545,7 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     front = some(front, numbers.chance("front present", 0.6))
     masks[front.rows] &= ~front.lay(canvas, x, y)[:, None]
 
-    slant = numbers.uniform("slant", 0, 0.35)
+    slant = numbers.uniform("slant", 0, 0.45)
     shine(canvas, (x * plane(light.x) + y * plane(light.y)) * plane(slant))
     canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.7, 0.8), 0))
     pixels = (clamp(canvas) * 255 + np.float32(0.5)).astype(np.uint8)

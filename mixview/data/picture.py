@@ -1,12 +1,14 @@
 """Pictures of a source: its images with their classes, boxes and masks, and their mixtures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
+from mixview.data.augmentation import named, views
 from mixview.data.decoding import Decoder
 from mixview.data.reading import Reader
 from mixview.data.source import BadImage, Objects, Pixels, Source
@@ -50,8 +52,14 @@ def contact_sheet(rows: Sequence[Row], tile: int = TILE) -> Image.Image:
     return sheet
 
 
-def source_rows(source: Source, count: int = 8, seed: int = 0, tile: int = TILE) -> list[Row]:
-    """What a source looks like: `count` of its images, drawn by the seed, and their mixtures under CutMix and Mixup."""
+def source_rows(
+    source: Source, count: int = 8, seed: int = 0, tile: int = TILE, augment: str | None = None
+) -> list[Row]:
+    """What a source looks like: `count` of its images, drawn by the seed, their views, and their mixtures.
+
+    With the name of an augmentation there are both views of each image, and it is the first ones that are mixed, as in
+    training; without, the images themselves.
+    """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
     reader = Reader(source, Decoder("RGB" if is_encoded(source, int(order[0])) else "stored"))
     readings = [reader[index] for index in order[:count].tolist()]
@@ -60,16 +68,30 @@ def source_rows(source: Source, count: int = 8, seed: int = 0, tile: int = TILE)
     marked = [draw_objects(picture, each) for picture, each in zip(pictures, objects, strict=True)]
     captions = [f"{number + 1}: {caption(source, reading.index)}" for number, reading in enumerate(readings)]
     rows = [Row(f"{source.kind}: {len(source):,} images", marked, captions)]
-    if len(pictures) > 1:
+    if augment is None:
         square = np.stack([np.array(crop(picture, tile)) for picture in pictures])
         batch = torch.from_numpy(square).permute(0, 3, 1, 2).float() / 255
+    else:
+        augmentations = named(augment)
+        shown = (replace(augmentations[0], normalise=None), replace(augmentations[1], normalise=None))
+        images = [torch.from_numpy(picture).permute(2, 0, 1) for picture in pictures]
+        pairs = [views(image, seed, 0, reading.index, shown) for image, reading in zip(images, readings, strict=True)]
+        for number, each in enumerate(zip(*pairs, strict=True)):
+            batch = torch.stack(each)
+            rows.append(Row(f"{augment}, view {number + 1}", to_pictures(batch), [""] * len(each)))
+        batch = torch.stack([pair[0] for pair in pairs])
+    if len(pictures) > 1:
         for mixer in (CutMix(alpha=1.0, per_sample=True), Mixup(alpha=1.0, per_sample=True)):
             mixture = mixer.draw(batch, torch.Generator().manual_seed(seed))
-            mixed = (mixture(batch) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
             shares = [f"{share:.0%} of {number + 1}" for number, share in enumerate(mixture.lam.tolist())]
             others = [f"{shares[i]}, the rest of {j + 1}" for i, j in enumerate(mixture.partner.tolist())]
-            rows.append(Row(f"{type(mixer).__name__}, the first with the last", list(mixed), others))
+            rows.append(Row(f"{type(mixer).__name__}, the first with the last", to_pictures(mixture(batch)), others))
     return rows
+
+
+def to_pictures(batch: Tensor) -> list[Pixels]:
+    """[H, W, 3] of each image of a batch [N, 3, H, W] in [0, 1]."""
+    return list((batch.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy())
 
 
 def is_encoded(source: Source, index: int) -> bool:

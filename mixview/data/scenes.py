@@ -4,13 +4,14 @@
     train.read(0)          # [32, 32, 3] uint8
     train.labels()         # [5000]
 
-The class of an object is its outline and nothing else: colours, textures, background, light, blur and what stands in
-front of it are drawn without looking at it. Image `index` is a function of (seed, split, index) whatever the count,
-and of the size only in its resolution.
+The class of an object is its outline and the pattern on it, at any scale, angle and place. Colours, background, light,
+blur and what stands in front are drawn without looking at the class, and every class covers as much of the image: so
+raw pixels, colours and backgrounds say next to nothing, and what tells the classes apart has to be learned
+(`benchmarks/scenes.py` measures it). Image `index` is a function of (seed, split, index) whatever the count, and of the
+size only in its resolution.
 """
 
 import hashlib
-import os
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import ClassVar, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
+from mixview.data.cache import cache_folder
 from mixview.data.drawing import SPLITS, VERSION, Ints, Numbers, draw
 from mixview.data.shapes import SHAPES
 from mixview.data.source import Objects, Pixels, Source
@@ -74,16 +76,16 @@ class Scenes(Source):
         self.size = size
         self.seed = seed
         self.split: Split = split
-        self.layout = objects
+        self.arrangement = objects
         self.classes: tuple[str, ...] = tuple(SHAPES)[:classes]
-        self.cache = cache_folder() if cache is True else Path(cache) if cache else None
+        self.cache = cache_folder("scenes") if cache is True else Path(cache) if cache else None
         self._chunks: OrderedDict[int, Pixels] = OrderedDict()
         self._masks: tuple[int, Ints, npt.NDArray[np.bool_]] | None = None
 
     def __repr__(self) -> str:
         return (
             f"Scenes(count={self.count}, size={self.size}, seed={self.seed}, split={self.split!r}, "
-            f"objects={self.layout!r}, classes={len(self.classes)})"
+            f"objects={self.arrangement!r}, classes={len(self.classes)})"
         )
 
     def __getstate__(self) -> dict[str, object]:
@@ -94,7 +96,7 @@ class Scenes(Source):
 
     def read(self, index: int) -> Pixels:
         chunk, position = divmod(self._check(index), self.chunk_size)
-        return cast(Pixels, np.asarray(self._chunk(chunk)[position]))
+        return np.array(self._chunk(chunk)[position])
 
     def name(self, index: int) -> str:
         return f"{self.split}-{self._check(index):06d}"
@@ -103,10 +105,10 @@ class Scenes(Source):
         return hashlib.blake2b(f"{self.count} {self._identity()}".encode(), digest_size=16).hexdigest()
 
     def labels(self) -> Ints | None:
-        return self._classes(np.arange(self.count))[:, 0] if self.layout == "single" else None
+        return self._classes(np.arange(self.count))[:, 0] if self.arrangement == "single" else None
 
     def label_sets(self) -> npt.NDArray[np.int8] | None:
-        if self.layout == "single":
+        if self.arrangement == "single":
             return None
         drawn = self._classes(np.arange(self.count))
         sets = np.zeros((self.count, len(self.classes)), np.int8)
@@ -139,7 +141,7 @@ class Scenes(Source):
         """[n, K] the classes of the objects, -1 for none."""
         count = len(self.classes)
         numbers = Numbers(self.seed, self.split, indices)
-        if self.layout == "multiple":
+        if self.arrangement == "multiple":
             slots = np.arange(MOST_OBJECTS)
             drawn = np.stack([numbers.integer(f"class {slot}", count) for slot in slots], -1)
             return np.where(slots <= numbers.integer("objects", MOST_OBJECTS)[:, None], drawn, -1)
@@ -187,20 +189,12 @@ class Scenes(Source):
 
     def _identity(self) -> str:
         """What decides the pixels of image i."""
-        return f"v{VERSION}-{self.layout}-{len(self.classes)}-{self.size}-{self.seed}-{self.split}"
+        return f"v{VERSION}-{self.arrangement}-{len(self.classes)}-{self.size}-{self.seed}-{self.split}"
 
     def _check(self, index: int) -> int:
         if not 0 <= index < self.count:
             raise IndexError(f"image {index} of {self.count} scenes: the last is {self.count - 1}")
         return int(index)
-
-
-def cache_folder() -> Path:
-    """Where drawn scenes are kept: `$MIXVIEW_CACHE`, or the user's cache folder."""
-    if folder := os.environ.get("MIXVIEW_CACHE"):
-        return Path(folder) / "scenes"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mixview" / "scenes"
 
 
 def save_array(file: Path, array: Pixels) -> None:
