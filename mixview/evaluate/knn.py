@@ -57,7 +57,7 @@ def knn_predict(
 
     Args:
         bank: [M, D] features of labelled images, normalised or not; may be on another device than the queries.
-        bank_labels: [M] int64, 0 to `classes - 1`.
+        bank_labels: [M] whole numbers, 0 to `classes - 1`.
         queries: [Q, D] features to classify.
         classes: how many classes there are.
         top: how many classes to name; all of them where there are fewer.
@@ -72,7 +72,7 @@ def knn_predict(
             raise ValueError(f"{name} must be at least 1, got {number}")
     if not temperature > 0:
         raise ValueError(f"temperature must be a positive number, got {temperature}: 0.07 is usual")
-    voters = bank_labels.to(queries.device)
+    voters = bank_labels.to(queries.device, torch.int64)
     ranked = []
     for part in queries.split(chunk):
         cosine, index = nearest(bank, part, k=k, chunk=chunk)

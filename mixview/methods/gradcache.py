@@ -6,7 +6,7 @@ weaker objective. But the loss sees projections only, and those are small:
 1. project all micro-batches without a graph; the loss then gives the gradient of every projection;
 2. project them again with a graph, one micro-batch at a time, and send these gradients back into the network.
 
-The price is a second forward pass, about a third more time.
+The price is a second forward pass: on a CPU, ResNet-18 in micro-batches of 16 took 1.6 times as long.
 """
 
 from collections.abc import Callable, Sequence
