@@ -4,10 +4,22 @@
 `mixview.methods` holds SimCLR, MoCo, BYOL and SimSiam as plain modules around any encoder.
 """
 
+from typing import Any
+
 from mixview.mixing import CutMix, Identity, MixAug, Mixer, Mixture, Mixup, mixture_generators
 from mixview.objective import Objective, Term, bsim, mixaug, sim, wbsim
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # What trains needs more than torch, and longer to import: it comes when it is asked for.
+    if name in ("pretrain", "resume"):
+        from mixview.train import pretraining
+
+        return getattr(pretraining, name)
+    raise AttributeError(f"module 'mixview' has no attribute {name!r}")
+
 
 __all__ = [
     "CutMix",

@@ -4,6 +4,7 @@ Commands are functions: their signatures are the options and their docstrings th
 """
 
 import difflib
+import itertools
 import json
 import re
 import sys
@@ -109,15 +110,23 @@ def pretrain(recipe: str | None = None, **options: Any) -> None:
     Pretraining(**options).run()
 
 
+FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn")
+"""Options that may stand alone, for true."""
+
+
 def expand(arguments: list[str]) -> list[str]:
-    """Arguments with dashes as underscores in the names of options, and recipes and runs to resume as configurations."""
+    """Arguments with underscores for dashes in the names of options, recipes and runs to resume as configurations."""
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
     if named[:1] != ["pretrain"]:
         return named
-    given = dict(zip(named, named[1:], strict=False)) | dict(
+    for place in reversed(range(len(named))):
+        alone = place + 1 == len(named) or named[place + 1].startswith("--")
+        if named[place] in FLAGS and alone:
+            named[place] += "=true"
+    given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
     )
-    if "--resume" in named and "--out" in given:
+    if given.get("--resume") == "true" and "--out" in given:
         from mixview.train.run_folder import RunFolder
 
         settings = RunFolder.open(given["--out"]).config
@@ -166,7 +175,7 @@ COMMANDS: dict[str, Any] = {
         "list": data_list,
         "show": data_show,
         "make": data_make,
-    }
+    },
 }
 
 
@@ -181,8 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
+        if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
+            raise
         sys.exit(f"mixview: {error}")
 
 

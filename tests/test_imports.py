@@ -37,7 +37,11 @@ TORCH_AND: dict[str, set[str]] = {
 
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    lazy = {id(node) for top in tree.body if getattr(top, "name", "") == "__getattr__" for node in ast.walk(top)}
+    for node in ast.walk(tree):
+        if id(node) in lazy:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -117,7 +117,14 @@ class Engine:
         generators = mixture_generators(self.seed, self.step, rank=self.fabric.global_rank, mix_groups=self.mix_groups)
         terms = self.objective.draw(first, generators)
         micro_batch = -(-len(first) // self.accumulate)
-        loss, target = cached_backward(self.module, (first, second), terms, micro_batch=micro_batch)
+        loss, target = cached_backward(
+            self.module,
+            (first, second),
+            terms,
+            micro_batch=micro_batch,
+            call=self.fabric.backward,
+            context=self.fabric.autocast,
+        )
         return loss, [target]
 
     def backward_by(self, share: float) -> Callable[[Tensor], None]:

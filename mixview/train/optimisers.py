@@ -24,10 +24,10 @@ Schedule = Literal["cosine", "steps", "constant"]
 class Optimizer:
     """Which optimiser, and how its learning rate moves over training."""
 
-    name: Name
+    name: Name = "adamw"
     """sgd (MoCo, SimSiam), lars (SimCLR, BYOL) or adamw (small budgets, ViTs)."""
 
-    lr: float
+    lr: float = 1e-3
     """The highest learning rate; with scale_lr, that of a batch of 256."""
 
     scale_lr: bool = False

@@ -1,4 +1,4 @@
-"""`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves it all in a folder."""
+"""`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves all in a folder."""
 
 import inspect
 import os
@@ -87,7 +87,7 @@ class Pretraining:
     """SimCLR: accumulate so that the negatives are the whole batch's, not the micro-batch's (GradCache)."""
     seed: int = 0
     """Of everything random."""
-    optimizer: Optimizer = field(default_factory=lambda: Optimizer("adamw", 1e-3, weight_decay=0.01))
+    optimizer: Optimizer = field(default_factory=Optimizer)
     """The optimiser and its schedule."""
 
     devices: int | str = "auto"
