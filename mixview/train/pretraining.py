@@ -23,10 +23,11 @@ from mixview.data.opening import open_source
 from mixview.data.reading import Reader
 from mixview.data.source import Source
 from mixview.export import save_encoder
-from mixview.methods import Method, MoCo
+from mixview.methods import Method, MoCo, backward
+from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.engine import Engine
-from mixview.train.estimate import estimate
+from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
@@ -79,8 +80,8 @@ class Pretraining:
 
     epochs: int = 100
     """Passes over the images."""
-    batch: int = 256
-    """Images a step, over all devices together."""
+    batch: int | Literal["auto"] = 256
+    """Images a step, over all devices together; auto finds the largest that fits in the memory of one device."""
     accumulate: int = 1
     """Micro-batches in which a device works off its part of a batch, to save memory."""
     exact_batch: bool = False
@@ -128,6 +129,9 @@ class Pretraining:
         augment = self.augment or (f"{self.method}-small" if size <= SMALL else self.method)
         settled = replace(self, size=size, augment=augment)
         fabric = settled.make_fabric()
+        if settled.batch == "auto":
+            settled = replace(settled, batch=settled.find_batch(fabric, len(reader)))
+            words += f" A batch of {settled.batch} fits."
         folder = settled.prepare_folder(whole)
         fabric.launch()
         fabric.barrier()  # the folder is there now
@@ -169,6 +173,27 @@ class Pretraining:
             precision=self.precision,
         )
 
+    def find_batch(self, fabric: Fabric, images: int) -> int:
+        """The largest batch that fits in memory, by trying."""
+        if fabric.world_size > 1:
+            raise ValueError("--batch auto looks at one device: find it with --devices 1, then give it by number")
+        assert self.size is not None
+        device, size = fabric.device, self.size
+
+        def step(batch: int) -> None:
+            backbone = backbones.build(self.backbone, size=size, channels=self.channels, stem=self.stem)
+            method = build_method(self.method, backbone, self.head, images=images, steps=1, batch=batch).to(device)
+            optimizer = build_optimizer(method, self.optimizer, batch)
+            first, second = torch.rand(2, -(-batch // self.accumulate), self.channels, size, size, device=device)
+            terms = build_objective(self.objective, self.mixing).draw(first, mixture_generators(0, 0))
+            with fabric.autocast():
+                _, targets = backward(method, (first, second), terms)
+            optimizer.step()
+            method.advance(targets, progress=0.0)
+
+        limit = min(max(images // 4, 8), 4096)  # a few steps an epoch, at least
+        return largest_batch(step, 32, limit, device=device, multiple=8 * self.mixing.mix_groups)
+
     def prepare_folder(self, source: Source) -> RunFolder | None:
         """The run's folder, made or reopened by the first process before any other starts: a mistake ends here."""
         if process_rank() > 0:
@@ -193,6 +218,7 @@ class Pretraining:
         """What every process does."""
         assert self.size is not None
         assert self.augment is not None
+        assert self.batch != "auto"
         augmentations = named(self.augment, self.size)
         batches = Batches(len(reader), self.batch, self.seed, fabric.global_rank, fabric.world_size)
         workers = default_workers(fabric.world_size // self.nodes) if self.workers is None else self.workers
@@ -263,6 +289,7 @@ class Pretraining:
         notes: list[str],
     ) -> None:
         """Train; log, look and save every now and then; stop when asked to. Rank 0, which has the folder, writes."""
+        assert self.batch != "auto"
         fabric, watch, epoch_steps = engine.fabric, self.watch, engine.batches.total
         read_every = 1 if fabric.device.type == "cpu" else watch.log_every  # reading a value waits for an accelerator
         save_every = watch.checkpoint_every or epoch_steps
@@ -315,7 +342,7 @@ class Pretraining:
                 watcher.picture(Path(self.out) / "views.png")
         left = engine.steps - engine.step
         if self.watch.estimate and left > 0:
-            count = self.batch // engine.fabric.world_size
+            count = engine.batches.batch // engine.fabric.world_size
             views, device = watcher.some_views(count), engine.fabric.device
             cost = estimate(lambda: engine.try_step(views), left, device=device, trials=2)
             progress.say(f"{left} steps to go: {cost}, without reading images and looking.")

@@ -66,23 +66,23 @@ def hold_out(
         if asked.labels() is None:
             raise SourceError(f"--validation {validation} has no labels for a k-NN accuracy: leave it out")
         if source.labels() is not None and source.classes == asked.classes:
-            return source, Held(source, asked), f"k-NN: memory from the data, {len(asked)} questions from {validation}"
+            return source, Held(source, asked), f"k-NN: memory from the data, {len(asked)} questions from {validation}."
         memory = take_fraction(asked, 0.5, seed)
-        return source, Held(memory, rest(asked, memory)), f"k-NN: memory and questions from {validation}"
+        return source, Held(memory, rest(asked, memory)), f"k-NN: memory and questions from {validation}."
     if source.labels() is None:
-        return source, None, "the images have no labels: there will be no k-NN accuracy"
+        return source, None, "The images have no labels: there will be no k-NN accuracy."
     for part in ("val", "test"):
         try:
             asked = open_source(data, part, **options)
         except (SourceError, ValueError):
             continue
         if asked.labels() is not None and asked.fingerprint() != source.fingerprint():
-            return source, Held(source, asked), f"k-NN: {len(asked)} images of the {part} part are its questions"
+            return source, Held(source, asked), f"k-NN: {len(asked)} images of the {part} part are its questions."
     if share <= 0:
-        return source, None, "no images are held out (hold_out 0): there will be no k-NN accuracy"
+        return source, None, "No images are held out (hold_out 0): there will be no k-NN accuracy."
     asked = take_fraction(source, share, seed)
     kept = rest(source, asked)
-    words = f"k-NN: {len(asked)} labelled images are held out from training (--watch.hold_out 0 learns from all)"
+    words = f"k-NN: {len(asked)} labelled images are held out from training (--watch.hold_out 0 learns from all)."
     return kept, Held(kept, asked), words
 
 
