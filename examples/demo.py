@@ -88,7 +88,8 @@ def report(rows: dict[str, tuple[float, float]], options: argparse.Namespace) ->
         line = " ".join(f"{600 * r['step'] / steps:.0f},{200 - 200 * r['knn']:.0f}" for r in records)
         curves += f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
     page = f"""<!doctype html><meta charset="utf-8"><title>mixview: demonstration</title>
-<style>body{{font:16px sans-serif;max-width:46em;margin:2em auto;padding:0 1em}}td,th{{padding:.2em 1em;text-align:left}}
+<style>body{{font:16px sans-serif;max-width:46em;margin:2em auto;padding:0 1em}}
+td,th{{padding:.2em 1em;text-align:left}}
 img,svg{{width:100%;image-rendering:pixelated}}</style>
 <h1>Did it learn?</h1>
 <p>Accuracy on {options.test} scenes that no run has seen ({CLASSES} classes, chance {1 / CLASSES:.0%}, one seed). The
