@@ -21,7 +21,6 @@ from mixview import mixture_generators, sim
 from mixview.data.augmentation import named, views
 from mixview.data.drawing import Numbers, draw
 from mixview.data.scenes import Scenes
-from mixview.data.view_grid import tile
 from mixview.methods import SimCLR, backward
 
 
@@ -87,7 +86,11 @@ def picture(file: str) -> None:
     labels = scenes.labels()
     assert labels is not None
     order = np.argsort(labels, kind="stable").reshape(10, 4).T
-    Image.fromarray(tile([[scenes.read(int(index)) for index in row] for row in order])).save(file)
+    cells = [
+        [np.pad(scenes.read(int(index)), ((2, 2), (2, 2), (0, 0)), constant_values=255) for index in row]
+        for row in order
+    ]
+    Image.fromarray(np.concatenate([np.concatenate(row, axis=1) for row in cells])).save(file)
 
 
 def speed() -> None:
