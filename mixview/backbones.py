@@ -60,7 +60,7 @@ def build(
     channels: int = 3,
     stem: Stem = "auto",
     weights: str | None = None,
-    zero_init_residual: bool = False,
+    zero_init_residual: bool | None = False,
 ) -> Backbone:
     """The encoder of this name.
 
@@ -73,7 +73,8 @@ def build(
         stem: of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
             small one for images of up to 64 pixels.
         weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; None starts afresh.
-        zero_init_residual: start the last batch norm of every residual block at zero (ResNets only).
+        zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
+            so where there are any.
     """
     encoder, full_name, resolved, notes = construct(
         name,
@@ -105,7 +106,7 @@ def construct(
     size: int,
     channels: int,
     stem: Stem = "auto",
-    zero_init_residual: bool = False,
+    zero_init_residual: bool | None = False,
     pretrained: bool = False,
 ) -> tuple[nn.Module, str, Stem, list[str]]:
     """The module alone, not tried out: encoder, its full name, the stem it got, and notes. See `build`."""
@@ -117,22 +118,23 @@ def construct(
     full_name = short if library in ("mixview", "own") else f"{library}/{short}"
     notes: list[str] = []
     wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE)
+    zero_where_possible, insists = zero_init_residual is not False, zero_init_residual is True
 
     if library == "mixview":
-        encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_init_residual)
+        encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_where_possible)
         is_resnet = True
         if stem == "standard":
             raise ValueError('the backbone "small" has only the small stem: leave stem at "auto", or use resnet18')
     elif library == "own":
         encoder, is_resnet = own_module(short, size=size, channels=channels), False
     elif library == "torchvision":
-        encoder, is_resnet = torchvision_model(short, size, zero_init_residual)
+        encoder, is_resnet = torchvision_model(short, size, zero_where_possible)
     else:
-        encoder, is_resnet = timm_model(short, size, channels, zero_init_residual, pretrained)
+        encoder, is_resnet = timm_model(short, size, channels, zero_where_possible, pretrained)
     if library in ("torchvision", "timm"):
         check_patches(encoder, full_name, size)
 
-    if not is_resnet and zero_init_residual:
+    if not is_resnet and insists:
         raise ValueError(
             f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is none: "
             "set zero_init_residual to false"

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import sys
+from argparse import HelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -19,6 +20,11 @@ from rich.table import Table
 
 class Parser(ArgumentParser):
     """Names the nearest option or command when it is given one that it does not know."""
+
+    def format_help(self, formatter: HelpFormatter | None = None) -> str:
+        if len(self._actions) > 20:  # all of them in brackets are no help, and longer than a line
+            self.usage = "%(prog)s [--OPTION VALUE ...]"
+        return super().format_help(formatter)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -195,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
             raise
         sys.exit(f"mixview: {error}")
+    except KeyboardInterrupt:
+        sys.exit("mixview: interrupted")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,10 +39,26 @@ def gather(local: Tensor) -> Tensor:
     """
     if world_size() == 1:
         return local
-    import torch.distributed.nn.functional as collectives  # not at the top: slow to import, needed on many processes
-
     check_same_rows(local)
-    return torch.cat(collectives.all_gather(local))
+    everything: Tensor = Gather.apply(local)
+    return everything
+
+
+class Gather(torch.autograd.Function):
+    """`gather`, and its gradient. Our own, because torch's (torch.distributed.nn) warns of its end."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        ctx.rows = own_rows(len(local))
+        parts = [torch.empty_like(local, memory_format=torch.contiguous_format) for _ in range(world_size())]
+        dist.all_gather(parts, local.contiguous())
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient[ctx.rows]
 
 
 def gather_mixture(mixture: Mixture) -> Mixture:

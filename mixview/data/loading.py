@@ -12,6 +12,7 @@ epoch is `batches.go_to(epoch, start)`.
 """
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from typing import Protocol, final
 
@@ -174,7 +175,17 @@ def view_loader(
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         prefetch_factor=prefetch if workers > 0 else None,
+        worker_init_fn=leave_signals_to_the_main_process if workers > 0 else None,
     )
+
+
+def leave_signals_to_the_main_process(worker: int) -> None:
+    """Ctrl-C and schedulers signal the workers too, whose death would take a run down before it has saved.
+
+    Of SIGTERM only the first is let pass: the next is the main process ending its workers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
 
 
 def to_tensor(pixels: Pixels) -> Tensor:

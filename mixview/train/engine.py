@@ -18,6 +18,7 @@ from mixview.methods.method import Targets, Views, unwrap
 from mixview.methods.simclr import SimCLR
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
+from mixview.train.checkpoints import CheckpointError
 from mixview.train.optimisers import Optimizer, set_learning_rate
 from mixview.train.stopping import Stopping
 
@@ -140,9 +141,20 @@ class Engine:
         memory = torch.channels_last if self.channels_last else torch.preserve_format
         return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
 
-    def check_finite(self) -> None:
-        """Raise when any loss so far was not finite. Reads a value back: not for every step on an accelerator."""
-        if not bool(self.finite):
+    @torch.no_grad()
+    def check_finite(self, *, weights: bool = False) -> None:
+        """Raise, on every process, when any loss so far was not finite on any of them.
+
+        Reads a value back: not for every step on an accelerator.
+
+        Args:
+            weights: look at the weights too, before they are saved: a gradient can overflow where its loss did not.
+        """
+        finite = self.finite
+        if weights:
+            finite = finite & torch.stack([torch.isfinite(each).all() for each in self.method.parameters()]).all()
+        bad: Any = self.fabric.all_reduce(1.0 - finite.float(), reduce_op="sum")
+        if bool(bad):
             raise NonFiniteLoss(
                 f"the loss was not finite at or before step {self.step} (epoch {self.epoch:.2f}): nothing was saved "
                 "after it; resume from the last checkpoint with a smaller --optimizer.lr, with --optimizer.clip 1, or "
@@ -167,8 +179,14 @@ class Engine:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
-        self.method.load_state_dict(state["method"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.method.load_state_dict(state["method"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit this {type(self.method).__name__}: it is of another method, backbone or "
+                "optimiser; put back the run's own, or start a new run with another --out"
+            ) from error
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         if scaler is not None and state["scaler"] is not None:
             scaler.load_state_dict(state["scaler"])

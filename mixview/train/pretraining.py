@@ -121,6 +121,9 @@ class Pretraining:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
         if self.exact_batch and self.method != "simclr":
             raise ValueError(f"exact_batch is for simclr, whose negatives are the batch, not for {self.method}")
+        if self.epochs < 1 or self.accumulate < 1:
+            raise ValueError(f"epochs and accumulate must be at least 1, got {self.epochs} and {self.accumulate}")
+        seconds_of(self.max_time)
         options = self.data_options or {}
         whole = open_source(self.data, self.split, **options)
         source, held, words = hold_out(whole, self.data, options, self.validation, self.watch.hold_out, self.seed)
@@ -133,9 +136,9 @@ class Pretraining:
             settled = replace(settled, batch=settled.find_batch(fabric, len(reader)))
             words += f" A batch of {settled.batch} fits."
         folder = settled.prepare_folder(whole)
-        fabric.launch()
-        fabric.barrier()  # the folder is there now
         try:
+            fabric.launch()
+            fabric.barrier()  # the folder is there now
             settled.train(fabric, folder, reader, held, [words])
         except BaseException as error:
             if folder is not None:
@@ -204,8 +207,12 @@ class Pretraining:
             return RunFolder.create(self.out, self.config(), data)
         folder = RunFolder.open(self.out)
         folder.lock()
-        folder.check_resumable(self.config(), data)
-        folder.resume(self.config())
+        try:
+            folder.check_resumable(self.config(), data)
+            folder.resume(self.config())
+        except BaseException:
+            folder.close()
+            raise
         return folder
 
     def config(self) -> dict[str, Any]:
@@ -221,6 +228,11 @@ class Pretraining:
         assert self.batch != "auto"
         augmentations = named(self.augment, self.size)
         batches = Batches(len(reader), self.batch, self.seed, fabric.global_rank, fabric.world_size)
+        if self.accumulate * 2 > self.batch // fabric.world_size:
+            raise ValueError(
+                f"accumulate {self.accumulate} cuts the {self.batch // fabric.world_size} images of a device into less "
+                "than two each: use a smaller one"
+            )
         workers = default_workers(fabric.world_size // self.nodes) if self.workers is None else self.workers
         loader = view_loader(reader, augmentations, batches, workers=workers, pin_memory=fabric.device.type == "cuda")
         torch.manual_seed(self.seed)  # the same first weights on every process
@@ -230,7 +242,7 @@ class Pretraining:
             channels=self.channels,
             stem=self.stem,
             weights=self.weights,
-            zero_init_residual=self.method == "simsiam",
+            zero_init_residual=None if self.method == "simsiam" else False,
         )
         method = build_method(
             self.method,
@@ -260,6 +272,11 @@ class Pretraining:
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
         if found is not None:
             engine.load_state(found[0])
+            if engine.step > engine.steps:
+                done = -(-engine.step // batches.total)
+                raise RunFolderError(
+                    f"the run in {self.out} has done {done} epochs already, more than epochs {self.epochs}"
+                )
             notes.append(f"Going on from step {engine.step} of {engine.steps}.")
         watcher = Watcher(fabric, method, engine.objective, reader, augmentations, held, self.watch, self.seed)
         export = partial(save_encoder, Path(self.out) / "encoder.safetensors", method.encoder, backbone.spec)
@@ -303,13 +320,15 @@ class Pretraining:
             self.begin(engine, watcher, folder, progress, notes)
             for loss, rate, reason in engine.train(stopping):
                 step, epoch_ends = engine.step, engine.step % epoch_steps == 0
-                last = step == engine.steps or reason is not None
+                save = step % save_every == 0 or step == engine.steps or reason is not None
                 progress.update(step, self.batch, loss)
-                if step % read_every == 0 or last:
-                    engine.check_finite()
-                if step % watch.log_every == 0 or epoch_ends or last:
+                if step % read_every == 0 or save:
+                    engine.check_finite(weights=save)
+                # A stop adds neither line nor look: the resumed run's metrics are those of an uninterrupted one.
+                if step % watch.log_every == 0 or epoch_ends:
                     journal.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": rate})
-                if watch.look_every and epoch_ends and (step // epoch_steps % watch.look_every == 0 or last):
+                due = watch.look_every and step // epoch_steps % watch.look_every == 0
+                if watch.look_every and epoch_ends and (due or step == engine.steps):
                     if folder is not None:
                         seen, warning = watcher.look()
                         journal.log(step, seen)
@@ -317,7 +336,7 @@ class Pretraining:
                         if warning:
                             progress.warn(warning)
                     fabric.barrier()
-                if folder is not None and (step % save_every == 0 or last):
+                if folder is not None and save:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
                     export(about | {"step": str(step), "epoch": f"{engine.epoch:g}"})
@@ -339,7 +358,8 @@ class Pretraining:
             folder.rewind(engine.step if engine.step else -1)
             folder.set_status("running", engine.step, engine.epoch)
             if engine.step == 0:
-                watcher.picture(Path(self.out) / "views.png")
+                with folder.explained("draw the views of"):
+                    watcher.picture(Path(self.out) / "views.png")
         left = engine.steps - engine.step
         if self.watch.estimate and left > 0:
             count = engine.batches.batch // engine.fabric.world_size

@@ -100,8 +100,10 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             run.take_lock()
-            if (path / "config.yaml").exists():
-                state = read_status(path)
+            state = read_status(path)
+            # A run that failed before its first checkpoint has nothing to lose, and a corrected one takes its place.
+            never_began = state.get("state") == "failed" and not any(run.checkpoints.glob("*.pt"))
+            if (path / "config.yaml").exists() and not never_began:
                 where = f", {state['state']} at step {state['step']}" if state else ""
                 raise RunFolderError(
                     f"{path} already holds a run{where}: continue it with --resume, or choose another --out"

@@ -1,0 +1,222 @@
+"""Tiny runs that the tests of training share: in this process, or in real ones that can be signalled and killed."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixview.backbones import Backbone
+from mixview.methods import Method
+from mixview.train.checkpoints import Checkpoints
+from mixview.train.pretraining import Pretraining
+from mixview.train.settings import Head
+from mixview.train.stopping import Stopping
+from mixview.train.watching import Watch
+from tests.networks import METHODS, encoder
+
+QUIET: dict[str, Any] = {"estimate": False, "look_every": 0, "tensorboard": False, "log_every": 1}
+HEAD = Head(hidden=16, dim=8, queue_size=64)
+METHOD_NAMES = ("simclr", "mocov2", "byol", "simsiam")
+
+
+def backbone() -> nn.Module:
+    """The backbone `tests.train.running:backbone`, with batch norm."""
+    torch.manual_seed(0)
+    return encoder()
+
+
+def plain_backbone() -> nn.Module:
+    """The backbone `tests.train.running:plain_backbone`, without."""
+    torch.manual_seed(0)
+    return encoder(norm=False)
+
+
+def tiny(out: Path | str, watch: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """The settings of a run of 2 epochs of 4 steps."""
+    settings: dict[str, Any] = {
+        "data": "scenes",
+        "data_options": {"count": 64, "size": 16},
+        "backbone": "tests.train.running:backbone",
+        "head": HEAD,
+        "size": 16,
+        "batch": 16,
+        "epochs": 2,
+        "workers": 0,
+        "out": str(out),
+        "watch": Watch(**(QUIET | (watch or {}))),
+    }
+    return settings | options
+
+
+def command(out: Path | str, *more: str) -> list[str]:
+    """The same as arguments of `mixview`."""
+    return [
+        "pretrain",
+        *("--data", "scenes", "--data-options", '{"count": 64, "size": 16}', "--size", "16", "--batch", "16"),
+        *("--backbone", "tests.train.running:backbone", "--head.hidden", "16", "--head.dim", "8"),
+        *("--head.queue_size", "64", "--epochs", "2", "--workers", "0", "--out", str(out)),
+        *("--watch.estimate", "false", "--watch.look_every", "0", "--watch.tensorboard", "false"),
+        *("--watch.log_every", "1", *more),
+    ]
+
+
+class StopAt(Stopping):
+    """Stops after a given step, as a signal would."""
+
+    step = 0
+
+    def now(self, step: int) -> str | None:
+        return "the test" if step == type(self).step else super().now(step)
+
+
+@contextlib.contextmanager
+def stopped_at(step: int) -> Iterator[None]:
+    """Runs within this stop after so many steps."""
+    from mixview.train import pretraining
+
+    StopAt.step = step
+    original = pretraining.Stopping
+    pretraining.Stopping = StopAt  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        pretraining.Stopping = original  # type: ignore[misc]
+
+
+def assert_same(one: Any, other: Any, name: str = "state") -> None:
+    """Bit for bit."""
+    assert type(one) is type(other), name
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype, name
+        assert torch.equal(one, other), name
+    elif isinstance(one, dict):
+        assert list(one) == list(other), name
+        for key in one:
+            assert_same(one[key], other[key], f"{name}[{key!r}]")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), name
+        for index, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_same(left, right, f"{name}[{index}]")
+    else:
+        assert one == other, name
+
+
+def assert_same_runs(one: Path, other: Path, metrics: bool = True) -> None:
+    """The same weights, the same state of everything else, the same exported file, the same metrics."""
+    (left, step), (right, other_step) = (last_state(out) for out in (one, other))
+    assert step == other_step
+    assert_same(left, right)
+    assert (one / "encoder.safetensors").read_bytes() == (other / "encoder.safetensors").read_bytes()
+    if metrics:
+        assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+
+
+def last_state(out: Path) -> tuple[dict[str, Any], int]:
+    found = Checkpoints(out / "checkpoints").load_latest()
+    assert found is not None
+    return found
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["mixview.train.pretraining", "mixview.cli", "tests.train.running", "torchvision"])
+
+
+def run_command(arguments: list[str], log: str, variables: dict[str, str], limit: int | None) -> None:
+    """What a started process does: become `mixview`."""
+    from mixview.cli import main
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setpgid(0, 0)
+    os.environ.update(variables)
+    multiprocessing.set_start_method("fork", force=True)  # for data loaders, as ever
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if limit is not None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    main(arguments)
+
+
+def start(arguments: list[str], log: Path, variables: dict[str, str] | None = None, limit: int | None = None) -> Any:
+    """`mixview` with these arguments as a process (and process group) of its own, and all it says in `log`."""
+    process = context.Process(target=run_command, args=(arguments, str(log), variables or {}, limit))
+    process.start()
+    return process
+
+
+def start_ranks(arguments: list[str], log: Path, world: int = 2, restart: int = 0) -> list[BaseProcess]:
+    """`mixview` as torchrun would start it: so many processes that know each other."""
+    port = free_port()
+    ranks = []
+    for rank in range(world):
+        variables = torchrun_variables(rank, world, port) | {"TORCHELASTIC_RESTART_COUNT": str(restart)}
+        ranks.append(start(arguments, log.with_name(f"{log.name}.{rank}"), variables))
+    return ranks
+
+
+def torchrun_variables(rank: int, world: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "test",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def wait_for(condition: Any, seconds: float = 60, what: str = "it") -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} took more than {seconds} s"
+        time.sleep(0.01)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+# --- without batch norm -----------------------------------------------------------------------------------------------
+
+
+def build_plain_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
+    """In place of `build_method`: heads without batch norm, which would make ranks differ from groups."""
+    torch.manual_seed(0)
+    return METHODS["moco-v2" if name == "mocov2" else name](False)
+
+
+def run_plain(many: list[dict[str, Any]], variables: dict[str, str], log: str) -> None:
+    """What a started process does: these runs one after the other, without batch norm anywhere."""
+    from mixview.train import pretraining
+
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(variables)
+    torch.set_num_threads(1)
+    pretraining.build_method = build_plain_method  # type: ignore[assignment]
+    for options in many:
+        Pretraining(**options).run()

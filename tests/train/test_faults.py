@@ -1,0 +1,222 @@
+"""What goes wrong around a run: each fault gets one clear sentence, and none costs the last good state."""
+
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mixview
+from mixview.cli import main
+from mixview.train.checkpoints import CheckpointError, Checkpoints
+from mixview.train.engine import Engine, NonFiniteLoss
+from mixview.train.run_folder import RunFolder, RunFolderError
+from tests.data.writing import write_classes
+from tests.train.running import assert_same_runs, command, last_state, lines, start, stopped_at, tiny, wait_for
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    return mixview.pretrain(**tiny(tmp_path_factory.mktemp("whole") / "run"))
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A longer one."""
+    return mixview.pretrain(**tiny(tmp_path_factory.mktemp("long") / "run", epochs=5))
+
+
+@pytest.mark.parametrize(
+    ("number", "workers", "everyone"),
+    [(signal.SIGINT, 0, False), (signal.SIGTERM, 2, True)],
+)
+def test_a_signal_saves_and_ends_the_run_and_resume_goes_on(
+    number: signal.Signals, workers: int, everyone: bool, long: Path, tmp_path: Path
+) -> None:
+    """Also when it goes to the workers too, as a terminal's Ctrl-C and a scheduler's SIGTERM do."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = start(command(out, "--epochs", "5", "--workers", str(workers)), log)
+    wait_for(lambda: lines(out / "metrics.jsonl") >= 3, what=log.read_text() if log.exists() else "the first steps")
+    with pytest.raises(SystemExit, match=rf"process {process.pid} on .* is training into .* right now: wait for it"):
+        main(command(out, "--resume"))
+    assert process.pid is not None
+    if everyone:
+        os.killpg(process.pid, number)
+    else:
+        os.kill(process.pid, number)
+    process.join(30)
+    said = log.read_text()
+    assert process.exitcode == 0, said
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert f"Stopped by {name} at step" in said
+    assert "Traceback" not in said
+    status = RunFolder.open(out).status
+    assert status["state"] == "interrupted"
+    assert 3 <= status["step"] == last_state(out)[1] < 20
+    mixview.resume(out)
+    assert_same_runs(long, out)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
+    where: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a step saved whose gradient overflowed while its loss did not."""
+    original = Engine.accumulate_gradient
+
+    def broken(engine: Engine, first: torch.Tensor, second: torch.Tensor) -> Any:
+        loss, targets = original(engine, first, second)
+        if engine.step == 5 and where == "loss":
+            loss = loss * torch.nan
+        elif engine.step == 5:
+            next(engine.method.parameters()).grad.fill_(torch.inf)
+        return loss, targets
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "accumulate_gradient", broken)
+        with pytest.raises(NonFiniteLoss, match=r"not finite at or before step 6 .*nothing was saved.*optimizer\.lr"):
+            mixview.pretrain(**tiny(out, {"checkpoint_every": 1}))
+    assert last_state(out)[1] == 5
+    status = RunFolder.open(out).status
+    assert status["state"] == "failed"
+    assert "not finite" in status["message"]
+    mixview.resume(out)
+    assert_same_runs(whole, out)
+
+
+def test_a_learning_rate_that_explodes_is_reported_by_the_command(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"mixview: the loss was not finite at or before step \d"):
+        main(command(tmp_path / "run", "--optimizer.name", "sgd", "--optimizer.lr", "1e30", "--method", "byol"))
+    mixview.pretrain(**tiny(tmp_path / "run", epochs=1, method="byol"))  # nothing was saved, nothing is in the way
+
+
+def test_a_full_disk_costs_nothing_but_the_checkpoint(whole: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    with stopped_at(4):
+        mixview.pretrain(**tiny(out))
+    size = (out / "checkpoints" / "step-000000004.pt").stat().st_size
+    process = start(command(out, "--resume"), log, limit=size // 2)
+    process.join(30)
+    said = log.read_text()
+    assert process.exitcode == 1
+    assert said.splitlines()[-1].startswith(f"mixview: could not write the checkpoint {out}/checkpoints/step-000000008")
+    assert "free some space on that disk" in said
+    assert "the last good checkpoint, of step 4, is intact" in said
+    assert "Traceback" not in said
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000004.pt"]
+    assert RunFolder.open(out).status["state"] == "failed"
+    mixview.resume(out)
+    assert_same_runs(whole, out)
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
+    process = start(command(tmp_path / "run"), tmp_path / "log", limit=1500)
+    process.join(60)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 1, said
+    assert said.splitlines()[-1].startswith("mixview: cannot draw the views of the run in"), said
+    assert "free some space" in said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_the_metrics(tmp_path: Path) -> None:
+    """TensorBoard is a copy for looking at: it may not hide what happened."""
+    words = ("--epochs", "300", "--watch.checkpoint_every", "10000", "--watch.tensorboard", "true")
+    process = start(command(tmp_path / "run", *words), tmp_path / "log", limit=21000)
+    process.join(200)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 1, said
+    assert "TensorBoard and W&B are left out from step" in said
+    assert said.splitlines()[-1].startswith("mixview: cannot write the metrics of the run in"), said
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/mixview/run"])
+def test_an_output_that_cannot_be_written(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SystemExit, match=r"mixview: cannot make the run folder .*run: .*; .*choose another --out$"):
+        main(command(tmp_path / place))
+
+
+def test_an_existing_run_is_not_overwritten(whole: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
+    with pytest.raises(SystemExit, match=r"already holds a run, finished at step 8: continue it with --resume"):
+        main(command(whole))
+    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == {
+        path: when for path, when in before.items() if path.name != ".lock"
+    }
+    with pytest.raises(SystemExit, match="does not exist; name the --out of an earlier run"):
+        main(command(whole / "absent", "--resume"))
+
+
+def test_data_that_changed_is_not_trained_on(tmp_path: Path) -> None:
+    write_classes(tmp_path / "photos", {"cat": 20, "dog": 20})
+    options = tiny(tmp_path / "run", data=str(tmp_path / "photos"), data_options=None, epochs=1)
+    out = mixview.pretrain(**options)
+    write_classes(tmp_path / "more", {"cat": 21})
+    shutil.copy(next((tmp_path / "more").rglob("*.*g")), tmp_path / "photos" / "cat" / "new.png")
+    with pytest.raises(RunFolderError, match=r"the data has changed since .* \(40 images then, 41 now\): restore it"):
+        mixview.resume(out, epochs=2)
+    (tmp_path / "photos" / "cat" / "new.png").unlink()
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    mixview.resume(out, epochs=2, data=str(tmp_path / "moved"))
+    assert last_state(out)[1] == 2 * last_state(out)[1] // 2
+
+
+def copy_of(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "byol"}, "method was simclr when the run in .* began and is byol now"),
+        ({"batch": 32}, "batch was 16 when"),
+        ({"seed": 1}, "seed was 0 when"),
+    ],
+)
+def test_another_experiment_is_not_a_resume(change: dict[str, Any], words: str, whole: Path, tmp_path: Path) -> None:
+    out = copy_of(whole, tmp_path)
+    with pytest.raises(RunFolderError, match=words):
+        mixview.resume(out, epochs=3, **change)
+    assert_same_runs(whole, out)
+
+
+def test_a_checkpoint_of_another_method_is_refused(whole: Path, tmp_path: Path) -> None:
+    out = copy_of(whole, tmp_path)
+    other = mixview.pretrain(**tiny(tmp_path / "other", method="byol", epochs=1))
+    shutil.rmtree(out / "checkpoints")
+    shutil.copytree(other / "checkpoints", out / "checkpoints")
+    with pytest.raises(SystemExit, match=r"mixview: the checkpoint does not fit this SimCLR: it is of another method"):
+        main(command(out, "--resume", "--epochs", "3"))
+    assert Checkpoints(out / "checkpoints").steps() == [4]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "tampered"])
+def test_a_damaged_checkpoint_is_passed_over(damage: str, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with stopped_at(7):
+        mixview.pretrain(**tiny(out, {"checkpoint_every": 3}))
+    newest = out / "checkpoints" / "step-000000007.pt"
+    content = bytearray(newest.read_bytes())
+    if damage == "truncated":
+        del content[len(content) // 2 :]
+    else:
+        content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"step-000000007.pt is (cut|damaged).*going on from the .*step 6 instead"):
+        mixview.resume(out, watch=tiny(out)["watch"])
+    assert_same_runs(whole, out)
+
+
+def test_without_a_good_checkpoint_a_run_is_not_begun_anew(whole: Path, tmp_path: Path) -> None:
+    out = copy_of(whole, tmp_path)
+    for path in (out / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: .*; restore one from a copy"):
+        mixview.resume(out, epochs=3)
+    assert len(list((out / "checkpoints").iterdir())) == 2

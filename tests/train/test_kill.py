@@ -1,0 +1,52 @@
+"""Killed with SIGKILL at random moments, over and over, and resumed: the weights are the uninterrupted run's."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.train.running import assert_same_runs, command, last_state, start_ranks
+
+KILLS = 20
+EPOCHS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_killed_twenty_times(world: int, tmp_path: Path) -> None:
+    """A checkpoint every 3 steps, so that many a kill hits one that is being written."""
+    rng = random.Random(world)
+    options = ("--method", "mocov2", "--epochs", str(EPOCHS), "--accelerator", "cpu", "--devices", str(world))
+    options += ("--watch.checkpoint_every", "3", "--watch.tensorboard", "true")
+    whole, out, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
+    began = time.monotonic()
+    for rank in start_ranks(command(whole, *options), log, world):
+        rank.join(600)
+        assert rank.exitcode == 0, (tmp_path / "log.0").read_text()
+    seconds = time.monotonic() - began
+
+    kills, restarts, steps = 0, 0, []
+    while kills < KILLS:
+        ranks = start_ranks(command(out, *options), log, world, restart=restarts)
+        restarts += 1
+        # From before the folder is there to well into training; rarely enough for the end.
+        time.sleep(rng.uniform(0.0, 1.5 + seconds / KILLS * 1.5))
+        victims = [rng.choice(ranks)] if rng.random() < 0.5 else ranks
+        alive = [rank for rank in victims if rank.is_alive()]
+        for rank in alive:
+            rank.kill()
+        for rank in ranks:
+            rank.join(60)
+            assert rank.exitcode is not None
+        if not alive:
+            assert ranks[0].exitcode == 0, (tmp_path / "log.0").read_text()
+            break  # it came to its end before all kills
+        kills += 1
+        steps.append(last_state(out)[1] if list((out / "checkpoints").glob("*.pt")) else 0)
+    print(f"{world} process(es): {kills} kills, last checkpoints at steps {steps}, whole run {seconds:.0f} s")
+    assert kills == KILLS, steps
+    for rank in start_ranks(command(out, *options), log, world, restart=restarts):
+        rank.join(600)
+        assert rank.exitcode == 0, (tmp_path / "log.0").read_text()
+    assert_same_runs(whole, out)

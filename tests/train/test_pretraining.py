@@ -1,0 +1,282 @@
+"""`mixview pretrain`: what a run leaves, and that a resumed one is the uninterrupted one, bit for bit."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import mixview
+from mixview.cli import main
+from mixview.export import load_encoder
+from mixview.methods import MoCo
+from mixview.train import recipes
+from mixview.train.engine import Engine
+from mixview.train.pretraining import Pretraining
+from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
+from mixview.train.watching import Watch
+from tests.train.running import (
+    HEAD,
+    METHOD_NAMES,
+    assert_same,
+    assert_same_runs,
+    command,
+    last_state,
+    stopped_at,
+    tiny,
+)
+
+
+def test_a_run_leaves_everything(tmp_path: Path) -> None:
+    out = mixview.pretrain(
+        **tiny(
+            tmp_path / "run",
+            {"look_every": 1, "tensorboard": True, "estimate": True, "log_every": 3},
+            backbone="small",
+            objective="wbsim",
+        )
+    )
+    run = RunFolder.open(out)
+    assert run.config["method"] == "simclr"
+    assert run.config["augment"] == "simclr-small"
+    assert run.data["count"] == 64
+    assert run.data["fingerprint"]
+    assert {"torch", "mixview", "python"} <= run.environment["versions"].keys()
+    assert run.environment["seed"] == 0
+    assert {"state": "finished", "step": 8, "epoch": 2.0}.items() <= run.status.items()
+    records = read_metrics(out)
+    assert [each["step"] for each in records if "loss" in each] == [3, 4, 6, 8]
+    looks = [each for each in records if "knn" in each]
+    assert [each["step"] for each in looks] == [4, 8]
+    assert {"effective_rank", "alignment", "uniformity"} <= looks[0].keys()
+    assert list((out / "tensorboard").glob("events*"))
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step-000000004.pt", "step-000000008.pt"]
+    assert (out / "views.png").stat().st_size > 1000
+    encoder, header = load_encoder(out)
+    assert header["metadata"]["method"] == "simclr"
+    assert header["metadata"]["step"] == "8"
+    features = encoder(torch.rand(2, 3, 16, 16))
+    assert features.shape == (2, 128)
+    assert features.isfinite().all()
+    assert last_state(out)[1] == 8
+
+
+@pytest.mark.parametrize(
+    ("method", "objective", "workers"),
+    [
+        ("simclr", "wbsim", 2),
+        ("mocov2", "wbsim", 0),
+        ("byol", "wbsim", 0),
+        ("simsiam", "wbsim", 0),
+        ("simclr", "sim", 0),
+    ],
+)
+def test_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_run(
+    method: Any, objective: Any, workers: int, tmp_path: Path
+) -> None:
+    """Step 6 of 2 × 4, and once more at 7; the lines of the interrupted steps are no different from any others'."""
+    watch = {"log_every": 2, "look_every": 2}
+    options = {"method": method, "objective": objective}
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", watch, **options))
+    with stopped_at(5):
+        broken = mixview.pretrain(**tiny(tmp_path / "broken", watch, **options, workers=workers))
+    assert RunFolder.open(broken).status["state"] == "interrupted"
+    assert last_state(broken)[1] == 5
+    with stopped_at(7):
+        mixview.resume(broken)
+    mixview.resume(broken)
+    assert RunFolder.open(broken).status["state"] == "finished"
+    assert len(RunFolder.open(broken).environment["resumed"]) == 2
+    assert_same_runs(whole, broken)
+
+
+@pytest.mark.parametrize("stop", [4])
+def test_a_stop_at_the_end_of_an_epoch_adds_no_look(stop: int, tmp_path: Path) -> None:
+    watch = {"look_every": 2}
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", watch))
+    with stopped_at(stop):
+        broken = mixview.pretrain(**tiny(tmp_path / "broken", watch))
+    mixview.resume(broken)
+    assert_same_runs(whole, broken)
+
+
+def test_a_finished_run_is_extended(tmp_path: Path) -> None:
+    out = mixview.pretrain(**tiny(tmp_path / "run", epochs=1))
+    mixview.resume(out)  # nothing to do, and nothing lost
+    assert RunFolder.open(out).status["state"] == "finished"
+    main(command(out, "--resume", "--epochs", "3"))
+    assert {"state": "finished", "step": 12}.items() <= RunFolder.open(out).status.items()
+    assert [each["step"] for each in read_metrics(out)] == list(range(1, 13))
+    assert RunFolder.open(out).config["epochs"] == 3
+    with pytest.raises(RunFolderError, match=r"has done 3 epochs already.*epochs 1"):
+        mixview.resume(out, epochs=1)
+
+
+def test_a_schedule_without_an_end_makes_an_extended_run_equal_a_long_one(tmp_path: Path) -> None:
+    settings = mixview.train.pretraining.Optimizer(schedule="constant")
+    long = mixview.pretrain(**tiny(tmp_path / "long", optimizer=settings))
+    short = mixview.pretrain(**tiny(tmp_path / "short", optimizer=settings, epochs=1))
+    mixview.resume(short, epochs=2)
+    assert_same_runs(long, short)
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_accumulation(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EMA and queue move once an optimiser step, with the keys of all micro-batches."""
+    engines: list[Engine] = []
+    advanced: list[int] = []
+    take_step = Engine.take_step
+
+    def watched(engine: Engine, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        if engine not in engines:
+            engines.append(engine)
+            advance = engine.method.advance
+            engine.method.advance = lambda *targets, progress: (  # type: ignore[method-assign]
+                advanced.append(len(targets)),
+                advance(*targets, progress=progress),
+            )[1]
+        return take_step(engine, first, second)
+
+    monkeypatch.setattr(Engine, "take_step", watched)
+    monkeypatch.setattr(Engine, "__hash__", object.__hash__, raising=False)
+    out = mixview.pretrain(**tiny(tmp_path / "run", method=method, epochs=1, accumulate=2))
+    assert advanced == [2] * 4
+    state, step = last_state(out)
+    assert step == 4
+    if isinstance(engines[0].method, MoCo):
+        assert state["method"]["queue.pointer"] == 4 * 16 % 64
+        assert int(state["method"]["_extra_state"]) == 4
+
+
+def test_exact_batch_is_the_full_batch(tmp_path: Path) -> None:
+    """Without batch norm; MoCo and the others have no such thing."""
+    from tests.train import running
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("mixview.train.pretraining.build_method", running.build_plain_method)
+    try:
+        full = mixview.pretrain(**tiny(tmp_path / "full"))
+        exact = mixview.pretrain(**tiny(tmp_path / "exact", accumulate=4, exact_batch=True))
+        other = mixview.pretrain(**tiny(tmp_path / "other", accumulate=4))
+    finally:
+        patch.undo()
+    losses = [[each["loss"] for each in read_metrics(out)] for out in (full, exact, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-2)
+    with pytest.raises(ValueError, match="exact_batch is for simclr"):
+        mixview.pretrain(**tiny(tmp_path / "byol", method="byol", exact_batch=True))
+
+
+def test_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+    none = mixview.pretrain(**tiny(tmp_path / "none", epochs=1))
+    two = mixview.pretrain(**tiny(tmp_path / "two", epochs=1, workers=2))
+    assert_same_runs(none, two)
+
+
+def test_a_try_leaves_no_trace(tmp_path: Path) -> None:
+    plain = mixview.pretrain(**tiny(tmp_path / "plain", method="mocov2", epochs=1))
+    tried = mixview.pretrain(**tiny(tmp_path / "tried", {"estimate": True}, method="mocov2", epochs=1))
+    assert_same_runs(plain, tried)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
+    """Its settings go through the command line as they are, but for their size."""
+    settings = recipes.read(name).settings
+    arguments = ["pretrain", "--recipe", name, "--out", str(tmp_path / "run")]
+    arguments += ["--data", "scenes", "--data-options", '{"count": 16, "size": 16}', "--size", "16", "--batch", "16"]
+    arguments += ["--epochs", "1", "--backbone", "tests.train.running:backbone", "--workers", "0"]
+    arguments += ["--optimizer.warmup_epochs", "0", "--watch", json.dumps(vars(Watch(**{**WATCH, "keep": 1})))]
+    arguments += ["--head.queue_size", "32", "--head.hidden", "16", "--head.dim", "8"]
+    main(arguments)
+    run = RunFolder.open(tmp_path / "run")
+    assert {"state": "finished", "step": 1}.items() <= run.status.items()
+    assert read_metrics(run.path)[0]["loss"] is not None
+    for group in ("method", "objective"):
+        assert run.config[group] == settings[group]
+    changed = ("warmup_epochs",)
+    for key, value in settings["optimizer"].items():
+        assert key in changed or run.config["optimizer"][key] == value
+
+
+WATCH = {"estimate": False, "look_every": 0, "tensorboard": False, "log_every": 1}
+
+
+def test_recipes_are_listed_and_a_wrong_name_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="there is no recipe paper/mocov3: did you mean paper/mocov"):
+        main(["pretrain", "--recipe", "paper/mocov3", "--data", "scenes"])
+    main(["recipes"])
+    text = capsys.readouterr().out
+    assert all(name.split("/")[1][:8] in text for name in recipes.names())
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main(["pretrain", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for word in ("--data", "--method", "--objective", "--backbone", "--resume", "--devices", "--watch", "--recipe"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--epohcs", "3"], ["--epohcs", "did you mean --epochs?"]),
+        (["--optimizer.rl", "3"], ["--optimizer.rl", "did you mean --optimizer.lr?"]),
+        (["--method", "mocov3"], ["method", "simclr", "mocov1", "mocov2", "byol", "simsiam"]),
+        (["--objective", "bsin"], ["objective", "sim", "bsim", "wbsim"]),
+        (["--precision", "16"], ["precision", "32-true", "bf16-mixed", "16-mixed"]),
+        (["--epochs", "many"], ["epochs", "many", "int"]),
+        (["--mixing.partner", "self"], ["reversal", "permutation"]),
+        (["--optimizer.name", "adam"], ["sgd", "lars", "adamw"]),
+    ],
+)
+def test_mistakes_name_what_is_allowed(
+    arguments: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(command(tmp_path / "run", *arguments))
+    text = str(caught.value.code) + capsys.readouterr().err
+    assert all(word in text for word in words), text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"data": None}, "there is nothing to learn from: give --data a folder of images"),
+        ({"data": "absent/folder"}, "there is neither a path nor a source named absent/folder"),
+        ({"batch": 128}, "64 images do not fill one batch of 128; use a batch of at most 64"),
+        ({"backbone": "resnet51"}, "the nearest are"),
+        ({"augment": "simcrl"}, "simclr"),
+        ({"max_time": "soon"}, "a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got 'soon'"),
+        ({"epochs": 0}, "epochs"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"accumulate": 32}, "accumulate"),
+    ],
+)
+def test_what_cannot_work_says_so_and_can_be_corrected(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    """The folder of a run that never began is no obstacle to the corrected one."""
+    with pytest.raises((ValueError, OSError, RuntimeError), match=re.escape(sentence)):
+        mixview.pretrain(**tiny(tmp_path / "run", **options))
+    if "batch" in options or "backbone" in options:
+        mixview.pretrain(**tiny(tmp_path / "run", epochs=1))
+
+
+def test_python_takes_what_the_command_takes(tmp_path: Path) -> None:
+    main(command(tmp_path / "command", "--epochs", "1", "--method", "byol"))
+    mixview.pretrain(**tiny(tmp_path / "python", epochs=1, method="byol"))
+    assert_same_runs(tmp_path / "command", tmp_path / "python")
+    configs = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in ("command", "python")]
+    for config in configs:
+        config.pop("out")
+    assert_same(*configs)
+    assert os.environ.get("WORLD_SIZE") is None
+    assert Pretraining(head=HEAD).config()["head"]["queue_size"] == 64
