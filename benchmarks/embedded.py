@@ -1,4 +1,4 @@
-"""Does it learn? Every method on the embedded scenes, against a random encoder and raw pixels, by k-NN and a linear probe.
+"""Does it learn? Every method on the embedded scenes, against a random encoder and raw pixels, by k-NN and linearly.
 
     python benchmarks/embedded.py [--methods simclr mocov2 byol simsiam] [--objectives wbsim] [--epochs 30] [--jobs 2]
 
