@@ -10,6 +10,7 @@ disturb less.
 
 "step" hands both sides the same views, ready-made: what is compared is the loop, the method and the optimiser.
 "whole" starts from pixels in memory: each side augments with its own pipeline, without workers.
+"bsim" is mixview alone: SIM and BSIM, step by step in turn.
 """
 
 import argparse
@@ -32,16 +33,18 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from mixview import backbones
+from mixview import backbones, mixture_generators
 from mixview.data.augmentation import named
 from mixview.data.loading import Batches, view_loader
 from mixview.data.reading import Reader
 from mixview.data.scenes import Scenes
+from mixview.objective import Objective
 from mixview.train.engine import Engine
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.pretraining import Pretraining
 from mixview.train.run_folder import RunFolder
 from mixview.train.settings import Head, Mixing, build_method, build_objective
+from mixview.train.stopping import Stopping
 from mixview.train.watching import Watch, Watcher
 
 METHODS = ("simclr", "mocov2", "byol", "simsiam")
@@ -57,9 +60,10 @@ BATCH = {"small": 64, "resnet18": 16}
 ENDLESS = 1_000_000
 """Images of an epoch, so that none ends: what an epoch's end does (looking, saving) is not compared."""
 PASSES = {
-    "mocov2": "query passes 1 and 1, key passes 1 and 1",
-    "byol": "online passes 2 and 2, target passes 2 and 2",
+    "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
+    "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
+"""How many views BSIM mixes a step, and what passes SIM and BSIM make."""
 
 
 class Finished(Exception):
@@ -148,6 +152,8 @@ class Case(NamedTuple):
     pixels: np.ndarray
     whole: bool
     """From pixels on, not from ready-made views."""
+    channels_last: bool
+    """Of mixview, whose default it is; Lightning's Trainer has no such option."""
 
     @property
     def batch(self) -> int:
@@ -159,11 +165,6 @@ def ready_made(case: Case) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     shape = (2, case.batch, 3, SIZE, SIZE)
     return [torch.randn(shape, generator=generator).unbind() for _ in range(4)]  # type: ignore[misc]
-
-
-def over_and_over(batches: list[object]) -> Iterator[object]:
-    while True:
-        yield from batches
 
 
 class Endless:
@@ -179,52 +180,63 @@ class Endless:
         return self.reader[index % len(self.reader)]
 
 
-def mixview_side(case: Case, objective: str = "sim") -> Side:
+def build_engine(case: Case, settings: Pretraining, loader: Iterable[object]) -> Engine:
+    """As `Pretraining.train` does, around a loader of ours."""
+    batches = Batches(ENDLESS, case.batch)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    backbone = backbones.build(case.backbone, size=SIZE)
+    head = HEADS[case.method]
+    steps = batches.total
+    method = build_method(settings.method, backbone, head, images=ENDLESS, steps=steps, batch=case.batch)
+    settings.adapt(fabric, method)
+    module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
+    return Engine(
+        fabric=fabric,
+        module=module,
+        optimizer=optimizer,
+        settings=settings.optimizer,
+        objective=build_objective(settings.objective, settings.mixing),
+        batches=batches,
+        loader=loader,  # type: ignore[arg-type]
+        epochs=1,
+        channels_last=settings.channels_last,
+    )
+
+
+def settings_of(case: Case, out: str) -> Pretraining:
+    return Pretraining(
+        data="scenes",
+        out=out,
+        method=case.method,  # type: ignore[arg-type]
+        objective="sim",
+        batch=case.batch,
+        optimizer=Optimizer(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
+        mixing=Mixing(per_sample=True),
+        channels_last=case.channels_last,
+        watch=Watch(look_every=0, estimate=False),
+    )
+
+
+def mixview_views(case: Case) -> Iterator[object]:
+    """Ready-made batches as the engine takes them, without end."""
+    index = torch.arange(case.batch)
+    return itertools.cycle([(first, second, index) for first, second in ready_made(case)])
+
+
+def mixview_side(case: Case) -> Side:
     """`Pretraining`'s own loop."""
     scenes = Reader(Scenes(len(case.pixels), size=SIZE))
     augmentations = named(f"{case.method}-small", SIZE)
-    batches = Batches(ENDLESS, case.batch)
+    loader: Iterable[object] = mixview_views(case)
     if case.whole:
-        loader: Iterable[object] = view_loader(Endless(scenes), augmentations, batches, workers=0)  # type: ignore[arg-type]
-    else:
-        index = torch.arange(case.batch)
-        loader = over_and_over([(first, second, index) for first, second in ready_made(case)])
+        loader = view_loader(Endless(scenes), augmentations, Batches(ENDLESS, case.batch), workers=0)  # type: ignore[arg-type]
 
     def run(turns: Turns, folder: str) -> None:
-        settings = Pretraining(
-            data="scenes",
-            out=folder,
-            method=case.method,  # type: ignore[arg-type]
-            objective=objective,  # type: ignore[arg-type]
-            batch=case.batch,
-            optimizer=Optimizer(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
-            mixing=Mixing(per_sample=True),
-            watch=Watch(look_every=0, estimate=False),
+        settings = settings_of(case, folder)
+        engine = build_engine(case, settings, turns)
+        watcher = Watcher(
+            engine.fabric, engine.method, engine.objective, scenes, augmentations, None, settings.watch, 0
         )
-        fabric = Fabric(accelerator="cpu", devices=1)
-        backbone = backbones.build(case.backbone, size=SIZE)
-        method = build_method(
-            settings.method,
-            backbone,
-            HEADS[case.method],
-            images=ENDLESS,
-            steps=batches.total,
-            batch=case.batch,
-        )
-        settings.adapt(fabric, method)
-        module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
-        engine = Engine(
-            fabric=fabric,
-            module=module,
-            optimizer=optimizer,
-            settings=settings.optimizer,
-            objective=build_objective(settings.objective, settings.mixing),
-            batches=batches,
-            loader=turns,  # type: ignore[arg-type]
-            epochs=1,
-            channels_last=settings.channels_last,
-        )
-        watcher = Watcher(fabric, method, engine.objective, scenes, augmentations, None, settings.watch, 0)
         with RunFolder.create(folder, settings.config(), {"fingerprint": "", "count": ENDLESS}) as run_folder:
             settings.loop(engine, watcher, run_folder, lambda about: None, [])
 
@@ -238,7 +250,7 @@ def lightly_side(case: Case) -> Side:
         loader: Iterable[object] = DataLoader(images, case.batch, shuffle=True, drop_last=True, num_workers=0)
     else:
         index = torch.arange(case.batch)
-        loader = over_and_over([([first, second], index) for first, second in ready_made(case)])
+        loader = itertools.cycle([([first, second], index) for first, second in ready_made(case)])
 
     def run(turns: Turns, folder: str) -> None:
         backbone = backbones.build(case.backbone, size=SIZE)
@@ -262,6 +274,44 @@ def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple
     ours.end()
     theirs.end()
     return turns
+
+
+def compare_objectives(case: Case, rounds: int) -> list[tuple[Turn, Turn]]:
+    """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimiser."""
+    settings = settings_of(case, "")
+    engine = build_engine(case, settings, mixview_views(case))
+    bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
+    training = engine.train(Stopping(engine.fabric))
+
+    def take_step(objective: Objective) -> Turn:
+        engine.objective = objective
+        start, start_cpu = time.perf_counter(), time.process_time()
+        next(training)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
+        return Turn(case.batch / seconds, case.batch / cpu_seconds)
+
+    turns = []
+    for turn in range(-2, rounds):  # two to warm up
+        first, second = (bsim, sim) if turn % 2 == 0 else (sim, bsim)
+        taken = {id(objective): take_step(objective) for objective in (first, second)}
+        if turn >= 0:
+            turns.append((taken[id(bsim)], taken[id(sim)]))
+    return turns
+
+
+def mixing_seconds(case: Case, views: int) -> float:
+    """CPU time a step of what BSIM does and SIM does not: draw a mixture, and mix so many views. Median of 100."""
+    images, _ = ready_made(case)[0]
+    if case.channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    mixer, seconds = Mixing(per_sample=True).build(), []
+    for step in range(100):
+        start = time.process_time()
+        mixture = mixer.draw(images, mixture_generators(0, step))
+        for _ in range(views):
+            mixture(images)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
 
 
 def report(title: str, turns: list[tuple[Turn, Turn]]) -> None:
@@ -291,7 +341,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, about")
+    parser.add_argument("--steps", type=int, default=60, help="of SIM and of BSIM each")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--contiguous", action="store_true", help="mixview without channels_last, its default")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     scenes = Scenes(options.images, size=SIZE)
@@ -303,18 +355,21 @@ def main() -> None:
             print()
             print(line(title, "mixview", "lightly + Trainer", "ratio, clock", "ratio, CPU time"), "  (at least 1)")
             for backbone, method in itertools.product(options.backbones, options.methods):
-                case = Case(backbone, method, pixels, part == "whole")
+                case = Case(backbone, method, pixels, part == "whole", not options.contiguous)
                 turns = compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds)
                 report(f"{method}, {backbone}", turns)
     if "bsim" in options.parts:
         print()
         print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
-        for backbone, (method, passes) in itertools.product(options.backbones, PASSES.items()):
-            case = Case(backbone, method, pixels, False)
-            bsim, sim = (mixview_side(case, objective) for objective in ("bsim", "sim"))
-            turns = compare(bsim, sim, 2 * options.rounds, options.seconds)
+        for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
+            case = Case(backbone, method, pixels, False, not options.contiguous)
+            turns = compare_objectives(case, options.steps)
             report(f"{method}, {backbone}", turns)
-            print(f"  {passes}: 1 in theory")
+            step = case.batch / statistics.median(sim.cpu_rate for _, sim in turns)
+            mixing = mixing_seconds(case, views)
+            print(
+                f"  {passes}; mixing itself {1e3 * mixing:.2f} ms of {1e3 * step:.0f}: {1 - mixing / step:.3f} in theory"
+            )
 
 
 if __name__ == "__main__":
