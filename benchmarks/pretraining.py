@@ -367,9 +367,8 @@ def main() -> None:
             report(f"{method}, {backbone}", turns)
             step = case.batch / statistics.median(sim.cpu_rate for _, sim in turns)
             mixing = mixing_seconds(case, views)
-            print(
-                f"  {passes}; mixing itself {1e3 * mixing:.2f} ms of {1e3 * step:.0f}: {1 - mixing / step:.3f} in theory"
-            )
+            theory = 1 - mixing / step
+            print(f"  {passes}; mixing takes {1e3 * mixing:.2f} ms of {1e3 * step:.0f}: {theory:.3f} in theory")
 
 
 if __name__ == "__main__":
