@@ -172,7 +172,7 @@ def fill(images: Pixels, draws: Draws, augmentation: Augmentation, out: Tensor) 
         raise ValueError(f"a draw crops outside its image of {height} × {width}: draw for the size of this image")
     native = kernels()
     last = not out.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)
-    if native is None:
+    if native is None or images.dtype != np.uint8:
         for row, image, draw in zip(out, images, draws, strict=True):
             row.copy_(
                 augmentation.apply(torch.from_numpy(np.array(image)).permute(2, 0, 1), Draw.unpack(draw.tolist()))
