@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/plain_pytorch.py --out demo
+	$(BIN)/python examples/demo.py --out demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
@@ -31,7 +31,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/sources.py
+	$(BIN)/python benchmarks/scenes.py
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
+	$(BIN)/python benchmarks/embedded.py
 
 clean:
 	rm -rf .venv demo build dist *.egg-info

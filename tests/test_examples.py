@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize(
     "command",
     [
+        ["demo.py", "--count", "256", "--test", "100", "--epochs", "2"],
         ["plain_pytorch.py", "--steps", "3"],
         ["lightning_trainer.py", "--epochs", "1"],
         ["with_lightly.py", "--steps", "3"],
@@ -28,6 +29,10 @@ def test_example_runs(command: list[str], tmp_path: Path) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stderr
+    if command[0] == "demo.py":
+        assert all(name in run.stdout for name in ("raw pixels", "random encoder", "SIM", "WBSIM", "report.html"))
+        assert "data:image/png" in (tmp_path / "demo" / "report.html").read_text()
+        return
     assert "right class of the nearest neighbour" in run.stdout
     if command[0] == "plain_pytorch.py":
         assert (tmp_path / "demo" / "mixtures.png").stat().st_size > 1000

@@ -148,19 +148,20 @@ class Watcher:
 
     def look(self) -> tuple[dict[str, float], str | None]:
         """Metrics of the encoder as it is now, and a warning in words if it is collapsing."""
-        encoder = self.method.encoder
-        training = encoder.training
-        encoder.eval()
+        # Projections are what the loss sees, and what collapses first; features are what one keeps, and asks about.
+        network = self.method.online
+        training = network.training
+        network.eval()
         with torch.no_grad():
-            first, second = (self.encode(encoder, view) for view in self.views)
+            first, second = (self.encode(network, view) for view in self.views)
             mixture = self.terms[0].mixture
-            mixed = None if mixture.is_identity else self.encode(encoder, mixture(self.views[0]))
+            mixed = None if mixture.is_identity else self.encode(network, mixture(self.views[0]))
             diagnostics = diagnose(first, second, mixed=mixed, mixture=mixture)
             metrics = diagnostics.items()
             if self.held is not None:
-                metrics["knn"] = self.ask(encoder, self.held)
-        encoder.train(training)
-        return metrics, verdict(diagnostics, first.shape[1])
+                metrics["knn"] = self.ask(network.encoder, self.held)
+        network.train(training)
+        return metrics, verdict(diagnostics, min(first.shape))
 
     def ask(self, encoder: nn.Module, held: Held) -> float:
         """k-NN accuracy: the share of questions whose neighbours in memory have their label."""
