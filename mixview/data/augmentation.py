@@ -545,10 +545,15 @@ def named(name: str, size: int | None = None) -> tuple[Augmentation, Augmentatio
     return replace(first, crop=replace(first.crop, size=size)), replace(second, crop=replace(second.crop, size=size))
 
 
-def view_generator(seed: int, epoch: int, index: int) -> torch.Generator:
-    """The generator of an image's views: a function of (seed, epoch, index) and of nothing else."""
+def view_seed(seed: int, epoch: int, index: int) -> int:
+    """The seed of an image's views: a function of (seed, epoch, index) and of nothing else."""
     digest = hashlib.blake2b(f"views/{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    return int.from_bytes(digest, "big") >> 1
+
+
+def view_generator(seed: int, epoch: int, index: int) -> torch.Generator:
+    """The generator of an image's views."""
+    return torch.Generator().manual_seed(view_seed(seed, epoch, index))
 
 
 def views(

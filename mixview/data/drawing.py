@@ -18,10 +18,8 @@ from mixview.data.source import Pixels
 Ints = npt.NDArray[np.int64]
 
 SPLITS = ("train", "val", "test")
-VERSION = 1
+VERSION = 2
 """Changes whenever a pixel changes, so that a cache or a run of an older mixview is told apart."""
-TILT = 0.18
-"""How far an object leans to either side, in turns."""
 
 
 def mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -212,7 +210,7 @@ def spots(u: Floats, v: Floats, table: Floats) -> Floats:
     return smooth(6 * noise(u * np.float32(1.5), v * np.float32(1.5), table) - np.float32(2.5))
 
 
-# Backgrounds and clutter take any of the first; the others are the surfaces of objects.
+# Clutter, and backgrounds (see Staging), take any of the first; the others are the surfaces of objects.
 GROUNDS = (plain, clouds, grain, ripples, bricks, pebbles)
 SURFACES = {
     "star": dots,
@@ -471,19 +469,57 @@ def blur(canvas: Floats, amount: Floats) -> Floats:
     return canvas
 
 
+class Staging(NamedTuple):
+    """How much of a scene is object, and how much goes on around it."""
+
+    grounds: int
+    """The background's texture is one of so many first `GROUNDS`,"""
+    ground_contrast: float
+    """of this contrast at most."""
+    behind: int
+    """At most so many pieces of clutter stand behind the objects,"""
+    front: float
+    """and with this probability one in front."""
+    scale: tuple[float, float]
+    """Of an object: it covers a quarter of scale² of the image."""
+    shift: float
+    """How far from its place an object may be, either way."""
+    tilt: float
+    """How far an object may be turned to either side, in turns,"""
+    pattern_tilt: float | None
+    """and the pattern on it; None if it turns with the object."""
+    tone: tuple[float, float]
+    """How much lighter or darker than the background an object is,"""
+    pattern_contrast: float
+    """and at most by how much the two colours of its pattern are lighter and darker than that."""
+    period: tuple[float, float]
+    """Of the pattern, in units of the object."""
+    blur: float
+    """The most that an image is blurred."""
+
+
+# Instance discrimination learns whatever tells images apart and survives a crop. With one object that has to be the
+# object: it is large, most crops show its pattern, the background is calm. Its outline lies at any angle and some way
+# off the middle, and its two tones lie on both sides of the background's more often than not, or raw pixels would show
+# the class. The pattern stays about upright: at 32 pixels, its kind at every angle takes longer to learn.
+SINGLE = Staging(2, 0.05, 0, 0.2, (1.0, 1.4), 0.45, 0.5, 0.04, (0.0, 0.25), 0.35, (0.3, 0.38), 0.4)
+MULTIPLE = Staging(len(GROUNDS), 0.12, 2, 0.6, (0.34, 0.54), 0.14, 0.18, None, (0.26, 0.5), 0.18, (0.28, 0.45), 0.8)
+
+
 def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArray[np.bool_]]:
     """Draw N scenes.
 
     Args:
         numbers: of the N images.
         classes: [N, K] the class of each of up to K objects, from the back to the front; -1 for none. With K = 1 the
-            object is large and anywhere near the middle; with more, each has a quarter of the image.
+            object is large and about the middle (`SINGLE`); with more, each has a quarter of the image (`MULTIPLE`).
         size: of the image, in pixels, both ways.
 
     Returns:
         [N, size, size, 3] the images, and [N, K, size, size] the visible part of each object.
     """
     count, slots = classes.shape
+    staging = SINGLE if slots == 1 else MULTIPLE
     middle = ((np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / size)) - 1
     x, y = middle[None, None, :], middle[None, :, None]
     everyone = np.arange(count)
@@ -493,12 +529,12 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     light = Light(light_x, light_y, numbers.uniform("relief", 0.15, 0.75), shadow, depth)
 
     ground = numbers.uniform("ground", 0.15, 0.85)
-    kind, period = numbers.integer("ground texture", len(GROUNDS)), numbers.uniform("ground period", 0.3, 1.1)
-    canvas = look(numbers, "ground", kind, period, numbers.uniform("ground angle"), ground, 0.12).paint(
-        *np.broadcast_arrays(x, y)
-    )
+    kind, period = numbers.integer("ground texture", staging.grounds), numbers.uniform("ground period", 0.3, 1.1)
+    turned = numbers.uniform("ground angle")
+    backdrop = look(numbers, "ground", kind, period, turned, ground, staging.ground_contrast)
+    canvas = backdrop.paint(*np.broadcast_arrays(x, y))
 
-    for which in range(2):
+    for which in range(staging.behind):
         centre, scale = numbers.table(f"behind {which}", 2, -1, 1), numbers.uniform(f"behind {which} scale", 0.2, 0.6)
         behind = clutter(numbers, f"behind {which}", ground, light, centre, scale)
         some(behind, numbers.chance(f"behind {which} present", 0.7)).lay(canvas, x, y)
@@ -507,23 +543,24 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     frames = []
     for slot in range(slots):
         name = f"object {slot}"
-        if slots == 1:
-            scale = numbers.uniform(f"{name} scale", 0.55, 0.95)
-            centre = numbers.table(f"{name} centre", 2, -1, 1) * (np.float32(1.15) - np.float32(0.85) * scale)[:, None]
-        else:
-            scale = numbers.uniform(f"{name} scale", 0.34, 0.54)
+        scale = numbers.uniform(f"{name} scale", *staging.scale)
+        centre = numbers.table(f"{name} centre", 2, -staging.shift, staging.shift)
+        if slots > 1:
             quarter = (slot + numbers.integer("first quarter", 4)) % 4
             corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
-            centre = corner * np.float32(0.96) + numbers.table(f"{name} centre", 2, -0.14, 0.14)
-        angle = numbers.uniform(f"{name} angle", -TILT, TILT)
+            centre = corner * np.float32(0.96) + centre
+        angle = pattern_angle = numbers.uniform(f"{name} angle", -staging.tilt, staging.tilt)
+        if staging.pattern_tilt is not None:
+            pattern_angle = numbers.uniform(f"{name} pattern angle", -staging.pattern_tilt, staging.pattern_tilt)
         frames.append(place(numbers, name, centre, scale, angle, 0.2))
-        tone = contrasting(numbers, name, ground, 0.26, 0.5)
-        period = scale * numbers.uniform(f"{name} period", 0.28, 0.45)
+        tone = contrasting(numbers, name, ground, *staging.tone)
+        period = scale * numbers.uniform(f"{name} period", *staging.period)
+        surface = len(GROUNDS) + classes[:, slot]
         layer = Layer(
             everyone,
             frames[-1],
             finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
-            look(numbers, name, len(GROUNDS) + classes[:, slot], period, angle, tone, 0.18),
+            look(numbers, name, surface, period, pattern_angle, tone, staging.pattern_contrast),
             light,
         )
         layer = some(layer, classes[:, slot] >= 0)
@@ -542,11 +579,11 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
         frames[0].centre + outwards * away[:, None],
         frames[0].scale * numbers.uniform("front scale", 0.28, 0.45),
     )
-    front = some(front, numbers.chance("front present", 0.6))
+    front = some(front, numbers.chance("front present", staging.front))
     masks[front.rows] &= ~front.lay(canvas, x, y)[:, None]
 
     slant = numbers.uniform("slant", 0, 0.45)
     shine(canvas, (x * plane(light.x) + y * plane(light.y)) * plane(slant))
-    canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.7, 0.8), 0))
+    canvas = blur(canvas, np.maximum(numbers.uniform("blur", -0.7, staging.blur), 0))
     pixels = (clamp(canvas) * 255 + np.float32(0.5)).astype(np.uint8)
     return np.ascontiguousarray(np.moveaxis(pixels, 0, -1)), masks

@@ -14,19 +14,26 @@ epoch is `batches.go_to(epoch, start)`.
 import hashlib
 import signal
 from collections.abc import Iterator
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from mixview.data.augmentation import Augmentation, views
+from mixview.data import fused as kernel
+from mixview.data.augmentation import Augmentation, view_seed, views
 from mixview.data.source import Pixels
 
 Key = tuple[int, int]
 """(epoch, index)"""
 Item = tuple[Tensor, Tensor, int]
 """Both views, [C, size, size] each, and the index of the image they show."""
+Batch = tuple[Tensor, Tensor, Tensor]
+"""Both views, [B, C, size, size] each, and the indices [B]."""
+
+SMALL = 128 * 128
+"""Images of at most so many pixels are gathered and augmented in one call; larger ones as they come."""
 
 
 class Reading(Protocol):
@@ -52,16 +59,27 @@ class Images(Protocol):
 class Views(Dataset[Item]):
     """Both views of the images, by (epoch, index).
 
+    A list of keys gives a finished batch: views are made where they are to be, in memory that a worker shares with the
+    training process.
+
     Args:
         images: decoded images by index.
         augmentations: one for each view.
         seed: of the views.
+        fused: make views by the native kernel, rather than by the plain reference.
     """
 
-    def __init__(self, images: Images, augmentations: tuple[Augmentation, Augmentation], seed: int = 0) -> None:
+    def __init__(
+        self,
+        images: Images,
+        augmentations: tuple[Augmentation, Augmentation],
+        seed: int = 0,
+        fused: bool = True,
+    ) -> None:
         self.images = images
         self.augmentations = augmentations
         self.seed = seed
+        self.fused = fused
 
     def __len__(self) -> int:
         return len(self.images)
@@ -69,8 +87,72 @@ class Views(Dataset[Item]):
     def __getitem__(self, key: Key) -> Item:
         epoch, index = key
         reading = self.images[index]
-        first, second = views(to_tensor(reading.pixels), self.seed, epoch, index, self.augmentations)
+        if self.fused:
+            first, second = kernel.views(reading.pixels, self.seed, epoch, index, self.augmentations)
+        else:
+            first, second = views(to_tensor(reading.pixels), self.seed, epoch, index, self.augmentations)
         return first, second, reading.index
+
+    def __getitems__(self, keys: list[Key]) -> Batch:
+        """The batch of these keys, in their order."""
+        both: tuple[Tensor, Tensor] | None = None
+        indices = list[int]()
+        waiting = list[Pixels]()
+
+        def make() -> None:
+            """The views of the images that wait, which are the last that were read."""
+            assert both is not None
+            start = len(indices) - len(waiting)
+            rows = both[0][start : len(indices)], both[1][start : len(indices)]
+            if self.fused:
+                seeds = [view_seed(self.seed, *key) for key in keys[start : len(indices)]]
+                images = np.stack(waiting) if len(waiting) > 1 else waiting[0][None]
+                kernel.fill_views(images, seeds, self.augmentations, rows)
+            else:
+                made = views(to_tensor(waiting[0]), self.seed, *keys[start], self.augmentations)
+                for row, view in zip(rows, made, strict=True):
+                    row.copy_(view[None])
+            waiting.clear()
+
+        for _, index in keys:
+            reading = self.images[index]
+            pixels = reading.pixels
+            channels = pixels.shape[2]
+            if both is None:
+                first, second = (one.crop.size for one in self.augmentations)
+                both = (
+                    new_tensor(len(keys), channels, first, first),
+                    new_tensor(len(keys), channels, second, second),
+                )
+            elif channels != both[0].shape[1]:
+                raise ValueError(
+                    f"image {reading.index} has {channels} channels and others of its batch have {both[0].shape[1]}: "
+                    'decode all of them to RGB or to L rather than as they are "stored"'
+                )
+            if waiting and waiting[-1].shape != pixels.shape:
+                make()
+            waiting.append(pixels)
+            indices.append(reading.index)
+            if not self.fused or pixels.shape[0] * pixels.shape[1] > SMALL:
+                make()
+        if waiting:
+            make()
+        if both is None:
+            raise ValueError("a batch of no images has no views")
+        return *both, torch.tensor(indices)
+
+
+def new_tensor(*shape: int) -> Tensor:
+    """An empty float tensor; in a worker, in shared memory: to send any other means to copy it there."""
+    if get_worker_info() is None:
+        return torch.empty(shape)
+    elements = torch.Size(shape).numel()
+    return torch.empty(0).set_(torch.UntypedStorage._new_shared(4 * elements)).view(shape)
+
+
+def as_it_is(batch: Any) -> Any:
+    """For the loader, which would otherwise put together what `Views` already has."""
+    return batch
 
 
 @final
@@ -164,13 +246,27 @@ def view_loader(
     workers: int = 0,
     pin_memory: bool = False,
     prefetch: int = 2,
+    fused: bool = True,
 ) -> DataLoader[Item]:
-    """A loader of (view1 [B, C, S, S], view2, index [B]), bit for bit the same with any number of workers."""
+    """A loader of (view1 [B, C, S, S], view2, index [B]), bit for bit the same with any number of workers.
+
+    Args:
+        images: decoded images by index.
+        augmentations: one for each view.
+        batches: which images when.
+        workers: processes that make views; 0 for the one that trains.
+        pin_memory: so that batches can be copied to a GPU while it computes.
+        prefetch: batches that each worker is ahead.
+        fused: make views by the native kernel, rather than by the plain reference: the same to four decimals.
+    """
     if len(images) != batches.count:
         raise ValueError(f"the batches are for {batches.count} images and there are {len(images)}")
+    if fused:
+        kernel.prepare()  # here, so that workers need not compile, each for itself
     return DataLoader(
-        Views(images, augmentations, batches.seed),
+        Views(images, augmentations, batches.seed, fused),
         batch_sampler=batches,
+        collate_fn=as_it_is,
         num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,

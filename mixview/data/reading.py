@@ -65,14 +65,15 @@ class Reader:
     def __getitem__(self, index: int) -> Reading:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} images")
+        bad = self._bad.numpy()  # the same memory, looked into ten times as fast
         for step in range(len(self)):
             candidate = (index + step) % len(self)
-            if self._bad[candidate]:
+            if bad[candidate]:
                 continue
             try:
                 return Reading(self.decode(candidate), candidate)
             except BadImage as error:
-                self._bad[candidate] = True
+                bad[candidate] = True
                 self._reasons[candidate] = error.reason
                 self._check()
         raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")

@@ -4,11 +4,12 @@
     train.read(0)          # [32, 32, 3] uint8
     train.labels()         # [5000]
 
-The class of an object is its outline and the pattern on it, at any scale, angle and place. Colours, background, light,
-blur and what stands in front are drawn without looking at the class, and every class covers as much of the image: so
-raw pixels, colours and backgrounds say next to nothing, and what tells the classes apart has to be learned
-(`benchmarks/scenes.py` measures it). Image `index` is a function of (seed, split, index) whatever the count, and of the
-size only in its resolution.
+The class of an object is its outline and the pattern on it, at any angle and various scales and places. Colours,
+background, light, blur and what stands in front are drawn without looking at the class, and every class covers about as
+much of the image: so raw pixels, colours and backgrounds say next to nothing, and what tells the classes apart has to
+be learned. A single object is large and its background calm, so that it can be learned without labels too
+(`benchmarks/scenes.py` measures both). Image `index` is a function of (seed, split, index) whatever the count, and of
+the size only in its resolution.
 """
 
 import hashlib

@@ -157,8 +157,8 @@ class Engine:
         if bool(bad):
             raise NonFiniteLoss(
                 f"the loss was not finite at or before step {self.step} (epoch {self.epoch:.2f}): nothing was saved "
-                "after it; resume from the last checkpoint with a smaller --optimizer.lr, with --optimizer.clip 1, or "
-                "in another --precision"
+                "after it; resume from the last checkpoint in another --precision, or start a new run with a smaller "
+                "--optimizer.lr or with --optimizer.clip 1"
             )
 
     @torch.no_grad()

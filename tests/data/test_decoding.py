@@ -1,15 +1,25 @@
 """Every kind of image file is read as a person would see it, or refused by name."""
 
 import io
+import os
 import struct
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mixview.data.decoding import MAX_PIXELS, Decoder
+from mixview.data.decoding import (
+    MAX_PIXELS,
+    Decoder,
+    Mode,
+    convert,
+    has_application_data,
+    open_encoded,
+    upright,
+)
 from mixview.data.source import BadImage
 from tests.data.writing import encode, pixels, refuses
 
@@ -204,3 +214,57 @@ def test_bad_arguments() -> None:
         Decoder("rgb")  # type: ignore[arg-type]
     with refuses(ValueError, "at least 1"):
         Decoder(max_pixels=0)
+
+
+# JPEG: what libjpeg-turbo decodes is what Pillow decodes.
+
+
+def by_pillow(decoder: Decoder, data: bytes) -> np.ndarray:
+    """As it would be without simplejpeg."""
+    image = open_encoded(data, "image")
+    image.load()
+    return convert(upright(image), decoder.mode, "image")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "stored"])
+@pytest.mark.parametrize("stored", ["RGB", "L", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("options", [{"quality": 60}, {"subsampling": 0}, {"progressive": True}, {"keep_rgb": True}])
+def test_jpeg_is_decoded_as_pillow_does(mode: Mode, stored: str, options: dict[str, object]) -> None:
+    if stored != "RGB" and "keep_rgb" in options:
+        return
+    image = Image.fromarray(pixels(5, height=37, width=51)).convert(stored)
+    for orientation in (None, 1, 3, 6, 9):
+        exif = Image.Exif()
+        if orientation is not None:
+            exif[0x0112] = orientation
+        data = save(image, "JPEG", exif=exif, **options)
+        decoded = Decoder(mode)(data)
+        np.testing.assert_array_equal(decoded, by_pillow(Decoder(mode), data))
+        assert decoded.flags.writeable
+
+
+def test_application_data() -> None:
+    plain = save(Image.fromarray(QUADRANTS), "JPEG")
+    assert not has_application_data(plain)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert has_application_data(save(Image.fromarray(QUADRANTS), "JPEG", exif=exif))
+    assert has_application_data(plain[:20])
+
+
+def test_a_jpeg_that_claims_to_be_huge_is_refused() -> None:
+    data = bytearray(save(Image.fromarray(QUADRANTS), "JPEG"))
+    frame = data.index(b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
+    with refuses(BadImage, "60000×60000 is 3600 million pixels"):
+        Decoder()(bytes(data))
+
+
+@pytest.mark.skipif("MIXVIEW_DATA" not in os.environ, reason="needs real photographs: set MIXVIEW_DATA")
+def test_photographs_are_decoded_as_pillow_does() -> None:
+    files = sorted((Path(os.environ["MIXVIEW_DATA"]) / "photos").glob("*.JPEG"))
+    assert files
+    for file in files:
+        data = file.read_bytes()
+        decoded, expected = Decoder()(data), by_pillow(Decoder(), data)
+        assert np.abs(decoded.astype(int) - expected).max() <= 1, file.name

@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mixview.data import fused as kernel
 from mixview.data.augmentation import named, views
 from mixview.data.loading import Batches, Views, epoch_order, to_tensor, view_loader
 from mixview.data.scenes import Scenes
@@ -38,9 +40,9 @@ IMAGES = Direct(Scenes(40))
 PAIR = named("byol-small", size=16)
 
 
-def run(workers: int, epochs: tuple[int, ...] = (0, 1), **options: int) -> list[list[Tensor]]:
+def run(workers: int, epochs: tuple[int, ...] = (0, 1), fused: bool = True, **options: int) -> list[list[Tensor]]:
     batches = Batches(40, batch=8, seed=5, **options)
-    loader = view_loader(IMAGES, PAIR, batches, workers=workers)
+    loader = view_loader(IMAGES, PAIR, batches, workers=workers, fused=fused)
     seen = []
     for epoch in epochs:
         batches.go_to(epoch)
@@ -66,12 +68,72 @@ def test_any_number_of_workers_makes_the_same_batches(workers: int) -> None:
     assert not equal(alone[:5], alone[5:])
 
 
-def test_the_views_are_those_of_seed_epoch_and_index() -> None:
-    for number, (first, second, index) in enumerate(run(0, epochs=(3,))):
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_views_are_those_of_seed_epoch_and_index(fused: bool) -> None:
+    make = kernel.views if fused else lambda pixels, *rest: views(to_tensor(pixels), *rest)
+    for number, (first, second, index) in enumerate(run(0, epochs=(3,), fused=fused)):
         for row, image in enumerate(index.tolist()):
-            expected = views(to_tensor(IMAGES.scenes.read(image)), 5, 3, image, PAIR)
+            expected = make(IMAGES.scenes.read(image), 5, 3, image, PAIR)
             assert torch.equal(first[row], expected[0]), number
             assert torch.equal(second[row], expected[1])
+            one, other, _ = Views(IMAGES, PAIR, 5, fused)[3, image]
+            assert torch.equal(one, expected[0])
+            assert torch.equal(other, expected[1])
+
+
+def test_fused_views_are_the_reference_s() -> None:
+    for fast, plain in zip(run(0, epochs=(2,)), run(0, epochs=(2,), fused=False), strict=True):
+        for one, other in zip(fast, plain, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+
+
+class Mixed:
+    """Small images of some sizes in turn, large ones in between."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Reading:
+        size = [(30, 40), (30, 40), (30, 40), (200, 150), (30, 40), (20, 20)][index % 6]
+        return Reading(np.random.default_rng(index).integers(0, 256, (*size, 3), dtype=np.uint8), index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_any_sizes_in_one_batch(workers: int) -> None:
+    pair = named("byol", 16)[0], named("byol", 24)[1]
+    loader = view_loader(Mixed(), pair, Batches(24, 12, seed=1), workers=workers)
+    for first, second, index in loader:
+        assert first.shape == (12, 3, 16, 16)
+        assert second.shape == (12, 3, 24, 24)
+        for row, image in enumerate(index.tolist()):
+            one, other = kernel.views(Mixed()[image].pixels, 1, 0, image, pair)
+            assert torch.equal(first[row], one)
+            assert torch.equal(second[row], other)
+
+
+def test_channels_that_differ_within_a_batch_are_refused() -> None:
+    class Odd(Mixed):
+        def __getitem__(self, index: int) -> Reading:
+            return Reading(np.zeros((8, 8, 1 + 2 * (index % 2)), np.uint8), index)
+
+    with pytest.raises(ValueError, match="decode all of them to RGB or to L"):
+        next(iter(view_loader(Odd(), PAIR, Batches(24, 12))))
+
+
+@pytest.mark.slow
+def test_spawned_workers_make_the_same_batches() -> None:
+    alone = run(0, epochs=(0,))
+    batches = Batches(40, batch=8, seed=5)
+    loader = view_loader(IMAGES, PAIR, batches, workers=2)
+    loader.multiprocessing_context = "spawn"
+    assert equal(alone, [list(batch) for batch in loader])
+
+
+def test_batches_of_a_worker_are_in_shared_memory() -> None:
+    batches = Batches(40, batch=8, seed=5)
+    for first, second, _ in view_loader(IMAGES, PAIR, batches, workers=1):
+        assert first.is_shared()
+        assert second.is_shared()
 
 
 @pytest.mark.parametrize("world", [2, 4])

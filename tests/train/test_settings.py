@@ -6,8 +6,10 @@ from mixview.methods import BYOL, MoCo, SimCLR, SimSiam
 from mixview.nn import SplitBatchNorm2d
 from mixview.train.settings import Head, Mixing, build_method, build_objective
 
+PUBLISHED = Head()
 
-def make(name: str, head: Head = Head(), images: int = 1000, steps: int = 100, batch: int = 64):
+
+def make(name: str, head: Head = PUBLISHED, images: int = 1000, steps: int = 100, batch: int = 64):
     return build_method(name, build("small", size=16), head, images=images, steps=steps, batch=batch)
 
 

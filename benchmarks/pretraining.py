@@ -1,0 +1,375 @@
+"""Images a second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
+
+    python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
+
+The two sides have the same CPU threads, backbone, widths of heads, queue, optimiser, batch and images. Each runs its
+own loop from start to end, progress and metrics included, in a process of its own; one at a time is let go on for a
+couple of seconds, in turn, so that a noisy machine is noisy for both. Ratios are medians over rounds of the ratio of
+two neighbouring turns: of their time on the clock, and of the CPU time that they took, which others who share the cores
+disturb less.
+
+"step" hands both sides the same views, ready-made: what is compared is the loop, the method and the optimiser.
+"whole" starts from pixels in memory: each side augments with its own pipeline, without workers.
+"bsim" is mixview alone: SIM and BSIM, step by step in turn.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import lightly_trainer
+import lightning
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from mixview import backbones, mixture_generators
+from mixview.data.augmentation import named
+from mixview.data.loading import Batches, view_loader
+from mixview.data.reading import Reader
+from mixview.data.scenes import Scenes
+from mixview.objective import Objective
+from mixview.train.engine import Engine
+from mixview.train.optimisers import Optimizer, build_optimizer
+from mixview.train.pretraining import Pretraining
+from mixview.train.run_folder import RunFolder
+from mixview.train.settings import Head, Mixing, build_method, build_objective
+from mixview.train.stopping import Stopping
+from mixview.train.watching import Watch, Watcher
+
+METHODS = ("simclr", "mocov2", "byol", "simsiam")
+HEADS = {
+    "simclr": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM),
+    "mocov2": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM, queue_size=lightly_trainer.QUEUE),
+    "byol": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM),
+    "simsiam": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.HIDDEN),
+}
+SIZE = 32
+BATCH = {"small": 64, "resnet18": 16}
+"""Images a step: few enough for a step to take about a second."""
+ENDLESS = 1_000_000
+"""Images of an epoch, so that none ends: what an epoch's end does (looking, saving) is not compared."""
+PASSES = {
+    "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
+    "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
+}
+"""How many views BSIM mixes a step, and what passes SIM and BSIM make."""
+
+
+class Finished(Exception):
+    """Ends a loop from outside."""
+
+
+class Turn(NamedTuple):
+    """Images a second, and a second of CPU time."""
+
+    rate: float
+    cpu_rate: float
+
+
+class Turns:
+    """A loader that hands out as many batches as it is told to, and then says how long the loop took over them."""
+
+    def __init__(self, batches: Iterable[object], batch: int, pipe: Connection) -> None:
+        self.batches = batches
+        self.batch = batch
+        self.pipe = pipe
+
+    def __len__(self) -> int:
+        return ENDLESS // self.batch
+
+    def __iter__(self) -> Iterator[object]:
+        source = iter(self.batches)
+        while count := self.pipe.recv():
+            start, start_cpu = time.perf_counter(), time.process_time()
+            for _ in range(count):
+                yield next(source)
+            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
+            self.pipe.send(Turn(count * self.batch / seconds, count * self.batch / cpu_seconds))
+        raise Finished
+
+
+class Side:
+    """A training loop in a process of its own.
+
+    Args:
+        run: trains on a loader, in a folder.
+        batches: where the batches come from.
+        batch: images in each.
+    """
+
+    def __init__(self, run: Callable[[Turns, str], None], batches: Iterable[object], batch: int) -> None:
+        self.batch = batch
+        self.pipe, pipe = multiprocessing.Pipe()
+        fork = multiprocessing.get_context("fork")
+        self.process = fork.Process(target=work, args=(run, Turns(batches, batch, pipe)), daemon=True)
+        self.process.start()
+        pipe.close()
+
+    def steps(self, count: int) -> Turn:
+        """Take so many steps; 0 ends the loop."""
+        self.pipe.send(count)
+        answer = self.pipe.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(answer)
+        assert isinstance(answer, Turn)
+        return answer
+
+    def end(self) -> None:
+        self.pipe.send(0)
+        self.process.join()
+
+
+def work(run: Callable[[Turns, str], None], turns: Turns) -> None:
+    """What a side's process does. Progress bars and hints are written, but to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            run(turns, folder)
+    except Finished:
+        pass
+    except BaseException:
+        turns.pipe.send(traceback.format_exc())
+
+
+class Case(NamedTuple):
+    """What both sides train."""
+
+    backbone: str
+    method: str
+    pixels: np.ndarray
+    whole: bool
+    """From pixels on, not from ready-made views."""
+    channels_last: bool
+    """Of mixview, whose default it is; Lightning's Trainer has no such option."""
+
+    @property
+    def batch(self) -> int:
+        return BATCH.get(self.backbone, 16)
+
+
+def ready_made(case: Case) -> list[tuple[Tensor, Tensor]]:
+    """A few batches of views."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, case.batch, 3, SIZE, SIZE)
+    return [torch.randn(shape, generator=generator).unbind() for _ in range(4)]  # type: ignore[misc]
+
+
+class Endless:
+    """Images that start over, for `ENDLESS` of them."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = [reader[index] for index in range(len(reader))]
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> object:
+        return self.reader[index % len(self.reader)]
+
+
+def build_engine(case: Case, settings: Pretraining, loader: Iterable[object]) -> Engine:
+    """As `Pretraining.train` does, around a loader of ours."""
+    batches = Batches(ENDLESS, case.batch)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    backbone = backbones.build(case.backbone, size=SIZE)
+    head = HEADS[case.method]
+    steps = batches.total
+    method = build_method(settings.method, backbone, head, images=ENDLESS, steps=steps, batch=case.batch)
+    settings.adapt(fabric, method)
+    module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
+    return Engine(
+        fabric=fabric,
+        module=module,
+        optimizer=optimizer,
+        settings=settings.optimizer,
+        objective=build_objective(settings.objective, settings.mixing),
+        batches=batches,
+        loader=loader,  # type: ignore[arg-type]
+        epochs=1,
+        channels_last=settings.channels_last,
+    )
+
+
+def settings_of(case: Case, out: str) -> Pretraining:
+    return Pretraining(
+        data="scenes",
+        out=out,
+        method=case.method,  # type: ignore[arg-type]
+        objective="sim",
+        batch=case.batch,
+        optimizer=Optimizer(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
+        mixing=Mixing(per_sample=True),
+        channels_last=case.channels_last,
+        watch=Watch(look_every=0, estimate=False),
+    )
+
+
+def mixview_views(case: Case) -> Iterator[object]:
+    """Ready-made batches as the engine takes them, without end."""
+    index = torch.arange(case.batch)
+    return itertools.cycle([(first, second, index) for first, second in ready_made(case)])
+
+
+def mixview_side(case: Case) -> Side:
+    """`Pretraining`'s own loop."""
+    scenes = Reader(Scenes(len(case.pixels), size=SIZE))
+    augmentations = named(f"{case.method}-small", SIZE)
+    loader: Iterable[object] = mixview_views(case)
+    if case.whole:
+        loader = view_loader(Endless(scenes), augmentations, Batches(ENDLESS, case.batch), workers=0)  # type: ignore[arg-type]
+
+    def run(turns: Turns, folder: str) -> None:
+        settings = settings_of(case, folder)
+        engine = build_engine(case, settings, turns)
+        watcher = Watcher(
+            engine.fabric, engine.method, engine.objective, scenes, augmentations, None, settings.watch, 0
+        )
+        with RunFolder.create(folder, settings.config(), {"fingerprint": "", "count": ENDLESS}) as run_folder:
+            settings.loop(engine, watcher, run_folder, lambda about: None, [])
+
+    return Side(run, loader, case.batch)
+
+
+def lightly_side(case: Case) -> Side:
+    """`lightly_trainer`'s module under Lightning's Trainer, with its progress bar and TensorBoard logger."""
+    if case.whole:
+        images = lightly_trainer.Images(case.pixels, lightly_trainer.TRANSFORMS[case.method](SIZE), ENDLESS)
+        loader: Iterable[object] = DataLoader(images, case.batch, shuffle=True, drop_last=True, num_workers=0)
+    else:
+        index = torch.arange(case.batch)
+        loader = itertools.cycle([([first, second], index) for first, second in ready_made(case)])
+
+    def run(turns: Turns, folder: str) -> None:
+        backbone = backbones.build(case.backbone, size=SIZE)
+        module = lightly_trainer.MODULES[case.method](backbone.encoder, backbone.feature_dim)
+        trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, default_root_dir=folder)
+        trainer.fit(module, turns)
+
+    return Side(run, loader, case.batch)
+
+
+def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple[Turn, Turn]]:
+    """The turns of both sides in each round: of equally many steps; who begins alternates."""
+    for side in (ours, theirs):
+        side.steps(2)  # warms up
+    count = max(1, round(seconds * ours.steps(1).rate / ours.batch))
+    turns = []
+    for turn in range(rounds):
+        first, second = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
+        taken = {id(side): side.steps(count) for side in (first, second)}
+        turns.append((taken[id(ours)], taken[id(theirs)]))
+    ours.end()
+    theirs.end()
+    return turns
+
+
+def compare_objectives(case: Case, rounds: int) -> list[tuple[Turn, Turn]]:
+    """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimiser."""
+    settings = settings_of(case, "")
+    engine = build_engine(case, settings, mixview_views(case))
+    bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
+    training = engine.train(Stopping(engine.fabric))
+
+    def take_step(objective: Objective) -> Turn:
+        engine.objective = objective
+        start, start_cpu = time.perf_counter(), time.process_time()
+        next(training)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
+        return Turn(case.batch / seconds, case.batch / cpu_seconds)
+
+    turns = []
+    for turn in range(-2, rounds):  # two to warm up
+        first, second = (bsim, sim) if turn % 2 == 0 else (sim, bsim)
+        taken = {id(objective): take_step(objective) for objective in (first, second)}
+        if turn >= 0:
+            turns.append((taken[id(bsim)], taken[id(sim)]))
+    return turns
+
+
+def mixing_seconds(case: Case, views: int) -> float:
+    """CPU time a step of what BSIM does and SIM does not: draw a mixture, and mix so many views. Median of 100."""
+    images, _ = ready_made(case)[0]
+    if case.channels_last:
+        images = images.to(memory_format=torch.channels_last)
+    mixer, seconds = Mixing(per_sample=True).build(), []
+    for step in range(100):
+        start = time.process_time()
+        mixture = mixer.draw(images, mixture_generators(0, step))
+        for _ in range(views):
+            mixture(images)
+        seconds.append(time.process_time() - start)
+    return statistics.median(seconds)
+
+
+def report(title: str, turns: list[tuple[Turn, Turn]]) -> None:
+    """One line: each side's median and spread, and the first side's ratio to the second's."""
+    cells = []
+    for side in zip(*turns, strict=True):
+        rates = [turn.rate for turn in side]
+        cells.append(f"{statistics.median(rates):5.0f} ({min(rates):.0f} – {max(rates):.0f})")
+    for ratios in (
+        sorted(ours.rate / theirs.rate for ours, theirs in turns),
+        sorted(ours.cpu_rate / theirs.cpu_rate for ours, theirs in turns),
+    ):
+        quarter = len(ratios) // 4
+        cells.append(f"{statistics.median(ratios):.3f} ({ratios[quarter]:.3f} – {ratios[-1 - quarter]:.3f})")
+    print(line(title, *cells), flush=True)
+
+
+def line(title: str, *cells: str) -> str:
+    return f"{title:24}" + "".join(f"{cell:>22}" for cell in cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbones", nargs="+", default=["small", "resnet18"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--parts", nargs="+", choices=("step", "whole", "bsim"), default=("step", "whole", "bsim"))
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn, about")
+    parser.add_argument("--steps", type=int, default=60, help="of SIM and of BSIM each")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--contiguous", action="store_true", help="mixview without channels_last, its default")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    scenes = Scenes(options.images, size=SIZE)
+    pixels = np.stack([scenes.read(index) for index in range(len(scenes))])
+    print(f"{SIZE} px, CPU, {options.threads} threads, {options.rounds} rounds; batch {BATCH}")
+    print("images/s: median (min – max) of the turns; ratios: median (middle half) over rounds")
+    for part, title in (("step", "step: views ready-made"), ("whole", "whole: from pixels")):
+        if part in options.parts:
+            print()
+            print(line(title, "mixview", "lightly + Trainer", "ratio, clock", "ratio, CPU time"), "  (at least 1)")
+            for backbone, method in itertools.product(options.backbones, options.methods):
+                case = Case(backbone, method, pixels, part == "whole", not options.contiguous)
+                turns = compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds)
+                report(f"{method}, {backbone}", turns)
+    if "bsim" in options.parts:
+        print()
+        print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
+        for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
+            case = Case(backbone, method, pixels, False, not options.contiguous)
+            turns = compare_objectives(case, options.steps)
+            report(f"{method}, {backbone}", turns)
+            step = case.batch / statistics.median(sim.cpu_rate for _, sim in turns)
+            mixing = mixing_seconds(case, views)
+            theory = 1 - mixing / step
+            print(f"  {passes}; mixing takes {1e3 * mixing:.2f} ms of {1e3 * step:.0f}: {theory:.3f} in theory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,663 @@
+"""Native code for views, compiled by Numba: crop, colour, blur and normalisation in as few sweeps as there can be.
+
+`mixview.data.fused` calls this and is what to import. A view is made in bands of rows that stay in the nearest cache:
+each band is resized (or blurred), then every operation passes over it while it is there, then it is written. Only a
+contrast, which needs the mean of all that came before it, and a blur, which needs its neighbours, start a new sweep.
+
+What makes this fast, and is easily lost: rows are contiguous one-dimensional slices, all constants are float32,
+conditions are selects rather than branches, and nothing runs in parallel (worker processes do that).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+# Operations of a program, and the steps that they come from (`mixview.data.fused` numbers steps the same way).
+BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, BLUR, SOLARISE = range(7)
+STEP_JITTER, STEP_GREY, STEP_BLUR, STEP_SOLARISE = range(4)
+
+# Where numbers are in a packed draw.
+FLIP, JITTER, FACTORS, ORDER, IS_GREY, SIGMA, IS_SOLARISE = 4, 5, 6, 10, 14, 15, 16
+
+F = np.float32
+ZERO, HALF, ONE, TWO, FOUR, SIX = F(0), F(0.5), F(1), F(2), F(4), F(6)
+RED, GREEN, BLUE = F(0.2989), F(0.587), F(0.114)  # torchvision's
+BAND = 1024  # pixels: three channels of it are 12 kB
+REACH = 5.0  # in sigmas; what lies beyond weighs less than a millionth
+
+# No wrappers for what only native code calls: they would take as long to compile again.
+inner: Any = njit(fastmath=True, error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+exact: Any = njit(error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+
+# Resizing: weights as torch's antialiased ones, rows first (contiguous), then columns.
+
+
+@exact
+def filter_value(x: float, cubic: bool) -> float:
+    x = abs(x)
+    if not cubic:
+        return max(0.0, 1.0 - x)
+    if x < 1.0:
+        return (1.5 * x - 2.5) * x * x + 1.0
+    if x < 2.0:
+        return ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
+    return 0.0
+
+
+@exact
+def fill_weights(size, out, cubic, flip, factor, starts, counts, weights):
+    """Which of `size` pixels make each of `out`, and how much of each; `factor` times as much, or mirrored."""
+    scale = size / out
+    stretch = max(scale, 1.0)
+    support = (2.0 if cubic else 1.0) * stretch
+    for i in range(out):
+        place = out - 1 - i if flip else i
+        centre = scale * (i + 0.5)
+        low = max(int(centre - support + 0.5), 0)
+        high = min(int(centre + support + 0.5), size)
+        total = 0.0
+        for j in range(low, high):
+            total += filter_value((j - centre + 0.5) / stretch, cubic)
+        for j in range(low, high):
+            value = filter_value((j - centre + 0.5) / stretch, cubic)
+            weights[place, j - low] = F(factor * value / total)
+        starts[place] = low
+        counts[place] = high - low
+
+
+@inner
+def mix_one(out, a, wa):
+    for i in range(out.size):
+        out[i] = wa * F(a[i])
+
+
+@inner
+def mix_two(out, a, b, wa, wb):
+    for i in range(out.size):
+        out[i] = wa * F(a[i]) + wb * F(b[i])
+
+
+@inner
+def mix_three(out, a, b, c, wa, wb, wc):
+    for i in range(out.size):
+        out[i] = wa * F(a[i]) + wb * F(b[i]) + wc * F(c[i])
+
+
+@inner
+def mix_four(out, a, b, c, d, wa, wb, wc, wd):
+    for i in range(out.size):
+        out[i] = wa * F(a[i]) + wb * F(b[i]) + wc * F(c[i]) + wd * F(d[i])
+
+
+@inner
+def add_two(out, a, b, wa, wb):
+    for i in range(out.size):
+        out[i] += wa * F(a[i]) + wb * F(b[i])
+
+
+@inner
+def add_one(out, a, wa):
+    for i in range(out.size):
+        out[i] += wa * F(a[i])
+
+
+@inner
+def mix_rows(out, image, top, count, weights, low, high):
+    """out[i] = sum over k of weights[k] image[top + k, low + i]"""
+    if count == 1:
+        mix_one(out, image[top, low:high], weights[0])
+        return
+    if count == 2:
+        mix_two(out, image[top, low:high], image[top + 1, low:high], weights[0], weights[1])
+        return
+    if count == 3:
+        mix_three(
+            out,
+            image[top, low:high],
+            image[top + 1, low:high],
+            image[top + 2, low:high],
+            weights[0],
+            weights[1],
+            weights[2],
+        )
+        return
+    mix_four(
+        out,
+        image[top, low:high],
+        image[top + 1, low:high],
+        image[top + 2, low:high],
+        image[top + 3, low:high],
+        weights[0],
+        weights[1],
+        weights[2],
+        weights[3],
+    )
+    k = 4
+    while k + 1 < count:
+        add_two(out, image[top + k, low:high], image[top + k + 1, low:high], weights[k], weights[k + 1])
+        k += 2
+    if k < count:
+        add_one(out, image[top + k, low:high], weights[k])
+
+
+@inner
+def mix_columns_rgb(red, green, blue, line, starts, counts, weights):
+    for x in range(red.size):
+        at = np.uintp(starts[x]) * np.uintp(3)
+        r, g, b = ZERO, ZERO, ZERO
+        for k in range(counts[x]):
+            w = weights[x, k]
+            r += w * line[at]
+            g += w * line[at + np.uintp(1)]
+            b += w * line[at + np.uintp(2)]
+            at += np.uintp(3)
+        red[x] = r
+        green[x] = g
+        blue[x] = b
+
+
+@inner
+def mix_columns(out, line, channel, channels, starts, counts, weights):
+    for x in range(out.size):
+        at = np.uintp(starts[x] * channels + channel)
+        total = ZERO
+        for k in range(counts[x]):
+            total += weights[x, k] * line[at]
+            at += np.uintp(channels)
+        out[x] = total
+
+
+# Operations on bands: contiguous slices, one a channel.
+
+
+@inner
+def clip(band):
+    for i in range(band.size):
+        value = band[i]
+        value = value if value > ZERO else ZERO
+        band[i] = value if value < ONE else ONE
+
+
+@inner
+def scale_shift(band, scale, shift):
+    """Brightness and contrast: clipped to [0, 1]."""
+    for i in range(band.size):
+        value = band[i] * scale + shift
+        value = value if value > ZERO else ZERO
+        band[i] = value if value < ONE else ONE
+
+
+@inner
+def saturate(red, green, blue, factor):
+    rest = ONE - factor
+    for i in range(red.size):
+        r, g, b = red[i], green[i], blue[i]
+        grey = (RED * r + GREEN * g + BLUE * b) * rest
+        r = r * factor + grey
+        g = g * factor + grey
+        b = b * factor + grey
+        r = r if r > ZERO else ZERO
+        g = g if g > ZERO else ZERO
+        b = b if b > ZERO else ZERO
+        red[i] = r if r < ONE else ONE
+        green[i] = g if g < ONE else ONE
+        blue[i] = b if b < ONE else ONE
+
+
+@inner
+def turn_hue(red, green, blue, turns):
+    """To HSV and back without saying so: value minus range times a triangle wave of the hue, a phase a channel."""
+    shift = SIX * turns
+    shift = shift if shift >= ZERO else shift + SIX
+    for i in range(red.size):
+        r, g, b = red[i], green[i], blue[i]
+        high = r if r > g else g
+        high = high if high > b else b
+        low = r if r < g else g
+        low = low if low < b else b
+        spread = high - low
+        inverse = ONE / (spread if spread > ZERO else ONE)
+        hue_b = FOUR + (r - g) * inverse
+        hue_g = TWO + (b - r) * inverse
+        hue_r = (g - b) * inverse
+        hue = hue_g if high == g else hue_b
+        hue = hue_r if high == r else hue
+        hue += shift  # within [-1, 12)
+        hue = hue if hue < SIX else hue - SIX
+        hue = hue if hue >= ZERO else hue + SIX
+        k = hue + F(5)
+        k = k if k < SIX else k - SIX
+        wave = k if k < FOUR - k else FOUR - k
+        wave = wave if wave > ZERO else ZERO
+        red[i] = high - spread * (wave if wave < ONE else ONE)
+        k = hue + F(3)
+        k = k if k < SIX else k - SIX
+        wave = k if k < FOUR - k else FOUR - k
+        wave = wave if wave > ZERO else ZERO
+        green[i] = high - spread * (wave if wave < ONE else ONE)
+        k = hue + ONE
+        k = k if k < SIX else k - SIX
+        wave = k if k < FOUR - k else FOUR - k
+        wave = wave if wave > ZERO else ZERO
+        blue[i] = high - spread * (wave if wave < ONE else ONE)
+
+
+@inner
+def grey_out(red, green, blue):
+    for i in range(red.size):
+        grey = RED * red[i] + GREEN * green[i] + BLUE * blue[i]
+        red[i] = grey
+        green[i] = grey
+        blue[i] = grey
+
+
+@inner
+def grey_sum(red, green, blue):
+    total = ZERO
+    for i in range(red.size):
+        total += RED * red[i] + GREEN * green[i] + BLUE * blue[i]
+    return total
+
+
+@inner
+def plain_sum(band):
+    total = ZERO
+    for i in range(band.size):
+        total += band[i]
+    return total
+
+
+@inner
+def solarise(band):
+    for i in range(band.size):
+        value = band[i]
+        band[i] = value if value < HALF else ONE - value
+
+
+@inner
+def write(out, band, scale, shift):
+    for i in range(band.size):
+        out[i] = band[i] * scale + shift
+
+
+@inner
+def write_apart(out, band, scale, shift, step, offset):
+    at = np.uintp(offset)
+    for i in range(band.size):
+        out[at] = band[i] * scale + shift
+        at += np.uintp(step)
+
+
+# Blur: columns of a row into a line with reflected ends, then along the line.
+
+
+@exact
+def fill_taps(sigma, radius, taps):
+    """Half of a Gaussian of 2 radius + 1 taps whose sum is 1; returns how far it is worth reaching."""
+    total = 0.0
+    for j in range(-radius, radius + 1):
+        total += math.exp(-0.5 * (j / sigma) ** 2)
+    for j in range(radius + 1):
+        taps[j] = F(math.exp(-0.5 * (j / sigma) ** 2) / total)
+    return min(radius, math.ceil(REACH * sigma))
+
+
+@exact
+def reflect(y, size):
+    y = abs(y)
+    return y if y < size else 2 * size - 2 - y
+
+
+@inner
+def pair_first(out, middle, a, b, w0, w1):
+    for i in range(out.size):
+        out[i] = w0 * middle[i] + w1 * (a[i] + b[i])
+
+
+@inner
+def pair_add(out, a, b, w):
+    for i in range(out.size):
+        out[i] += w * (a[i] + b[i])
+
+
+@inner
+def pairs_add(out, a, b, c, d, e, f, w1, w2, w3):
+    for i in range(out.size):
+        out[i] += w1 * (a[i] + b[i]) + w2 * (c[i] + d[i]) + w3 * (e[i] + f[i])
+
+
+@inner
+def blur_row(out, plane, y, size, taps, reach, line):
+    """One row of a blurred plane; `line` is scratch of size + 2 reach."""
+    width = np.intp(size)
+    middle = line[reach : reach + width]
+    here = plane[y * width : (y + 1) * width]
+    if reach == 0:
+        mix_one(out, here, taps[0] * taps[0])
+        return
+    up, down = reflect(y - 1, size) * width, reflect(y + 1, size) * width
+    pair_first(middle, here, plane[up : up + width], plane[down : down + width], taps[0], taps[1])
+    j = 2
+    while j + 2 <= reach:
+        a, b = reflect(y - j, size) * width, reflect(y + j, size) * width
+        c, d = reflect(y - j - 1, size) * width, reflect(y + j + 1, size) * width
+        e, f = reflect(y - j - 2, size) * width, reflect(y + j + 2, size) * width
+        pairs_add(
+            middle,
+            plane[a : a + width],
+            plane[b : b + width],
+            plane[c : c + width],
+            plane[d : d + width],
+            plane[e : e + width],
+            plane[f : f + width],
+            taps[j],
+            taps[j + 1],
+            taps[j + 2],
+        )
+        j += 3
+    while j <= reach:
+        a, b = reflect(y - j, size) * width, reflect(y + j, size) * width
+        pair_add(middle, plane[a : a + width], plane[b : b + width], taps[j])
+        j += 1
+    for j in range(1, reach + 1):
+        line[reach - j] = line[reach + j]
+        line[reach + width - 1 + j] = line[reach + width - 1 - j]
+    pair_first(out, middle, line[reach - 1 : reach - 1 + width], line[reach + 1 : reach + 1 + width], taps[0], taps[1])
+    j = 2
+    while j + 2 <= reach:
+        pairs_add(
+            out,
+            line[reach - j : reach - j + width],
+            line[reach + j : reach + j + width],
+            line[reach - j - 1 : reach - j - 1 + width],
+            line[reach + j + 1 : reach + j + 1 + width],
+            line[reach - j - 2 : reach - j - 2 + width],
+            line[reach + j + 2 : reach + j + 2 + width],
+            taps[j],
+            taps[j + 1],
+            taps[j + 2],
+        )
+        j += 3
+    while j <= reach:
+        pair_add(out, line[reach - j : reach - j + width], line[reach + j : reach + j + width], taps[j])
+        j += 1
+
+
+# A view: the program of a draw, run in sweeps.
+
+
+@exact
+def build_program(draw, steps, active, radius, channels, codes, values):
+    """The operations of a draw, in order, into `codes` and `values`; returns how many."""
+    count = 0
+    for step in steps:
+        if step == STEP_JITTER and draw[JITTER] != 0:
+            for place in range(4):
+                which = int(draw[ORDER + place])
+                if active[which] and (which <= CONTRAST or channels == 3):
+                    codes[count] = which
+                    values[count] = F(draw[FACTORS + which])
+                    count += 1
+        elif step == STEP_GREY and draw[IS_GREY] != 0 and channels == 3:
+            codes[count] = GREY
+            count += 1
+        elif step == STEP_BLUR and draw[SIGMA] > 0 and radius >= 0:
+            codes[count] = BLUR
+            values[count] = F(draw[SIGMA])
+            count += 1
+        elif step == STEP_SOLARISE and draw[IS_SOLARISE] != 0:
+            codes[count] = SOLARISE
+            count += 1
+    return count
+
+
+@inner
+def operate(code, value, mean, planes, low, high):
+    """One operation on one band of every channel."""
+    channels = planes.shape[0]
+    if code == SATURATION:
+        saturate(planes[0, low:high], planes[1, low:high], planes[2, low:high], value)
+    elif code == HUE:
+        turn_hue(planes[0, low:high], planes[1, low:high], planes[2, low:high], value)
+    elif code == GREY:
+        grey_out(planes[0, low:high], planes[1, low:high], planes[2, low:high])
+    else:
+        for c in range(channels):
+            if code == BRIGHTNESS:
+                scale_shift(planes[c, low:high], value, ZERO)
+            elif code == CONTRAST:
+                scale_shift(planes[c, low:high], value, (ONE - value) * mean)
+            elif code == SOLARISE:
+                solarise(planes[c, low:high])
+
+
+CROP, BLURRED, KEPT = 0, 1, 2
+
+
+@inner
+def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last, work, out):
+    """One view. `work` is two sets of planes; without `cropped`, the first already holds the view so far."""
+    channels, pixels = work.shape[1], work.shape[2]
+    size = round(math.sqrt(pixels))
+    codes, values = np.empty(8, np.int64), np.empty(8, np.float32)
+    length = build_program(draw, steps, active, radius, channels, codes, values)
+    front, back = work[0], work[1]
+    top, left, height, width = int(draw[0]), int(draw[1]), int(draw[2]), int(draw[3])
+    reach_y = 2 * (math.ceil((2 if cubic else 1) * max(height / size, 1.0)) + 1) if cropped else 1
+    reach_x = 2 * (math.ceil((2 if cubic else 1) * max(width / size, 1.0)) + 1) if cropped else 1
+    starts, counts = np.empty((2, size), np.int64), np.empty((2, size), np.int64)
+    down, across = np.empty((size, reach_y), np.float32), np.empty((size, reach_x), np.float32)
+    taps = np.empty(max(radius, 0) + 1, np.float32)
+    line = np.empty(max(width * channels if cropped else 0, size + 2 * max(radius, 0)), np.float32)
+    if cropped:
+        fill_weights(height, size, cubic, False, 1 / 255, starts[0], counts[0], down)
+        fill_weights(width, size, cubic, draw[FLIP] != 0, 1.0, starts[1], counts[1], across)
+    mixed = line[: width * channels] if cropped else line
+    rows = max(1, BAND // size)
+    kind = CROP if cropped else KEPT
+    known, mean, reach = False, ZERO, 0
+    at = 0
+    while True:
+        end = at
+        while end < length and codes[end] != BLUR and (codes[end] != CONTRAST or (end == at and known)):
+            end += 1
+        averaged = end < length and codes[end] == CONTRAST
+        total = 0.0
+        for first in range(0, size, rows):
+            until = min(first + rows, size)
+            low, high = first * size, until * size
+            if kind == CROP:
+                for y in range(first, until):
+                    begin, finish = y * size, (y + 1) * size
+                    mix_rows(
+                        mixed,
+                        image,
+                        top + starts[0, y],
+                        counts[0, y],
+                        down[y],
+                        left * channels,
+                        (left + width) * channels,
+                    )
+                    if channels == 3:
+                        mix_columns_rgb(
+                            front[0, begin:finish],
+                            front[1, begin:finish],
+                            front[2, begin:finish],
+                            mixed,
+                            starts[1],
+                            counts[1],
+                            across,
+                        )
+                    else:
+                        for c in range(channels):
+                            mix_columns(front[c, begin:finish], mixed, c, channels, starts[1], counts[1], across)
+                if cubic:  # it overshoots
+                    for c in range(channels):
+                        clip(front[c, low:high])
+            elif kind == BLURRED:
+                for c in range(channels):
+                    for y in range(first, until):
+                        blur_row(front[c, y * size : (y + 1) * size], back[c], y, size, taps, reach, line)
+            for place in range(at, end):
+                operate(codes[place], values[place], mean, front, low, high)
+            if averaged:
+                if channels == 3:
+                    total += grey_sum(front[0, low:high], front[1, low:high], front[2, low:high])
+                else:
+                    for c in range(channels):
+                        total += plain_sum(front[c, low:high])
+            if end == length:
+                for c in range(channels):
+                    if last:
+                        write_apart(
+                            out[low * channels : high * channels], front[c, low:high], scales[c], shifts[c], channels, c
+                        )
+                    else:
+                        plane = out[c * pixels + low : c * pixels + high]
+                        write(plane, front[c, low:high], scales[c], shifts[c])
+        if end == length:
+            return
+        at = end
+        known = averaged
+        if averaged:
+            mean = F(total / (pixels * (1 if channels == 3 else channels)))
+            kind = KEPT
+        else:
+            reach = fill_taps(values[end], radius, taps)
+            kind = BLURRED
+            at = end + 1
+            front, back = back, front
+
+
+SIGNATURE = (
+    "void(uint8[:,:,::1], float64[:,::1], boolean, boolean, int64[::1], boolean[::1], int64,"
+    " float32[::1], float32[::1], boolean, float32[:,:,::1], float32[:,::1])"
+)
+
+
+def run_batch(images, draws, cubic, cropped, steps, active, radius, scales, shifts, last, work, out):
+    """A view of each image.
+
+    Args:
+        images: [N, H, W C] (or anything, without `cropped`).
+        draws: [N, PACKED].
+        cubic: interpolation by cubics rather than lines.
+        cropped: whether views begin with the images, or go on from what is in `work`.
+        steps: which, in order.
+        active: [4] whether brightness, contrast, saturation and hue happen at all.
+        radius: of the blur's kernel, -1 for none.
+        scales: [C] what is written is scale x + shift.
+        shifts: [C]
+        last: channels last.
+        work: [2, C, S S] scratch.
+        out: [N, C S S].
+    """
+    for n in range(draws.shape[0]):
+        image = images[n if cropped else 0]
+        run(image, draws[n], cubic, cropped, steps, active, radius, scales, shifts, last, work, out[n])
+
+
+# Draws: the same numbers that `Augmentation.choose` makes of the same uniform ones.
+
+WORDS, MIDDLE = 624, 397
+MOST_UNIFORMS = (WORDS - MIDDLE) // 2
+"""That the first words of the generator, which do not depend on one another, are enough for."""
+
+
+@exact
+def fill_uniform(seed, state, uniform):
+    """The first float64 in [0, 1) of torch's generator (Matsumoto and Nishimura's MT19937) with this seed."""
+    value = np.uint32(seed & np.uint64(0xFFFFFFFF))
+    state[0] = value
+    for i in range(1, WORDS):
+        value = np.uint32(np.uint32(1812433253) * (value ^ (value >> np.uint32(30))) + np.uint32(i))
+        state[i] = value
+    for i in range(uniform.size):
+        bits = np.uint64(0)
+        for half in range(2):
+            at = 2 * i + half
+            mixed = (state[at] & np.uint32(0x80000000)) | (state[at + 1] & np.uint32(0x7FFFFFFF))
+            odd = np.uint32(0x9908B0DF) if state[at + 1] & np.uint32(1) else np.uint32(0)
+            word = np.uint32(state[at + MIDDLE] ^ (mixed >> np.uint32(1)) ^ odd)
+            word ^= word >> np.uint32(11)
+            word ^= (word << np.uint32(7)) & np.uint32(0x9D2C5680)
+            word ^= (word << np.uint32(15)) & np.uint32(0xEFC60000)
+            word = np.uint32(word ^ (word >> np.uint32(18)))
+            bits = (bits << np.uint64(32)) | np.uint64(word)
+        uniform[i] = np.float64(bits & np.uint64((1 << 53) - 1)) * 2.0**-53
+
+
+@exact
+def choose_crop(height, width, scale, ratio, tries, uniform, draw):
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    for attempt in range(tries):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform[2 * attempt])
+        shape = math.exp(low + (high - low) * uniform[2 * attempt + 1])
+        across, down = int(np.rint(math.sqrt(area * shape))), int(np.rint(math.sqrt(area / shape)))
+        if 0 < across <= width and 0 < down <= height:
+            draw[0] = int(uniform[2 * tries] * (height - down + 1))
+            draw[1] = int(uniform[2 * tries + 1] * (width - across + 1))
+            draw[2], draw[3] = down, across
+            return
+    across, down = width, height
+    if width / height < ratio[0]:
+        down = min(height, max(1, int(np.rint(width / ratio[0]))))
+    elif width / height > ratio[1]:
+        across = min(width, max(1, int(np.rint(height * ratio[1]))))
+    draw[0], draw[1], draw[2], draw[3] = (height - down) // 2, (width - across) // 2, down, across
+
+
+SIGNATURE_CHOOSE = "void(uint64[::1], int64, int64, int64, int64, int64, float64[:,::1], float64[:,:,::1])"
+
+
+def choose_batch(seeds, height, width, uniforms, tries, most, ranges, draws):
+    """Packed draws of as many views of each image as there are rows of `ranges`.
+
+    Args:
+        seeds: [N] of each image's generator.
+        height: of the images.
+        width: of the images.
+        uniforms: how many numbers a view takes.
+        tries: for a crop.
+        most: RandAugment's most operations, all of which are left out here.
+        ranges: [V, 19] scale 2, ratio 2, flip, p of jitter, brightness 2, contrast 2, saturation 2, hue 2, grey, blur,
+            sigma 2 (blur's p and sigmas), solarise: with p negative for never. See `mixview.data.fused`.
+        draws: [V, N, PACKED].
+    """
+    views = ranges.shape[0]
+    state = np.empty(WORDS, np.uint32)
+    numbers = np.empty(views * uniforms, np.float64)
+    for n in range(seeds.size):
+        fill_uniform(seeds[n], state, numbers)
+        for v in range(views):
+            draw, limits = draws[v, n], ranges[v]
+            uniform = numbers[v * uniforms : (v + 1) * uniforms]
+            choose_crop(height, width, limits[0:2], limits[2:4], tries, uniform, draw)
+            u = uniform[2 * tries + 2 :]
+            draw[FLIP] = u[0] < limits[4]
+            draw[JITTER] = u[1] < limits[5]
+            for i in range(4):
+                low, high = limits[6 + 2 * i], limits[7 + 2 * i]
+                draw[FACTORS + i] = low + (high - low) * u[2 + i]
+                rank = 0  # how many come before it; earlier ones first where they are equal
+                for j in range(4):
+                    if u[6 + j] < u[6 + i] or (u[6 + j] == u[6 + i] and j < i):
+                        rank += 1
+                draw[ORDER + rank] = i
+            draw[IS_GREY] = u[10] < limits[14]
+            draw[SIGMA] = limits[16] + (limits[17] - limits[16]) * u[12] if u[11] < limits[15] else 0.0
+            draw[IS_SOLARISE] = u[13] < limits[18]
+            for i in range(most):
+                draw[IS_SOLARISE + 1 + 2 * i] = -1.0
+                draw[IS_SOLARISE + 2 + 2 * i] = 0.0
+
+
+def compiled(cache: bool) -> tuple[Any, Any]:
+    """Both entries as native code, from the cache where it has them."""
+    return (
+        njit(SIGNATURE, fastmath=True, error_model="numpy", nogil=True, cache=cache)(run_batch),
+        njit(SIGNATURE_CHOOSE, error_model="numpy", nogil=True, cache=cache)(choose_batch),
+    )
