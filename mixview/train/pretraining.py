@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.strategy import Strategy
@@ -137,6 +138,7 @@ class Pretraining:
             words += f" A batch of {settled.batch} fits."
         folder = settled.prepare_folder(whole)
         try:
+            meet_anew(fabric.device.type)
             fabric.launch()
             fabric.barrier()  # the folder is there now
             settled.train(fabric, folder, reader, held, [words])
@@ -401,6 +403,22 @@ def process_rank() -> int:
         if os.environ.get(name):
             return int(os.environ[name])
     return 0
+
+
+def meet_anew(device: str) -> None:
+    """After a restart by torchrun, meet the other processes under a name of this attempt's own.
+
+    Its agent keeps one store over all attempts, in which Fabric's processes would find the addresses of dead ones.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1 and not dist.is_initialized():
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agent = dist.TCPStore(*address, world, is_master=False)  # type: ignore[attr-defined, unused-ignore]
+        name = dist.PrefixStore(f"mixview/{attempt}", agent)  # type: ignore[attr-defined, unused-ignore]
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world)
 
 
 def natural_size(reader: Reader) -> int:

@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A longer one."""
-    return mixview.pretrain(**tiny(tmp_path_factory.mktemp("long") / "run", epochs=5))
+    return mixview.pretrain(**tiny(tmp_path_factory.mktemp("long") / "run", epochs=10))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,17 @@ def test_a_signal_saves_and_ends_the_run_and_resume_goes_on(
 ) -> None:
     """Also when it goes to the workers too, as a terminal's Ctrl-C and a scheduler's SIGTERM do."""
     out, log = tmp_path / "run", tmp_path / "log"
-    process = start(command(out, "--epochs", "5", "--workers", str(workers)), log)
+    process = start(command(out, "--epochs", "10", "--workers", str(workers)), log)
     wait_for(lambda: lines(out / "metrics.jsonl") >= 3, what=log.read_text() if log.exists() else "the first steps")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)  # it must not come to its end meanwhile
     with pytest.raises(SystemExit, match=rf"process {process.pid} on .* is training into .* right now: wait for it"):
         main(command(out, "--resume"))
-    assert process.pid is not None
     if everyone:
         os.killpg(process.pid, number)
     else:
         os.kill(process.pid, number)
+    os.kill(process.pid, signal.SIGCONT)
     process.join(30)
     said = log.read_text()
     assert process.exitcode == 0, said
@@ -56,7 +58,7 @@ def test_a_signal_saves_and_ends_the_run_and_resume_goes_on(
     assert "Traceback" not in said
     status = RunFolder.open(out).status
     assert status["state"] == "interrupted"
-    assert 3 <= status["step"] == last_state(out)[1] < 20
+    assert 3 <= status["step"] == last_state(out)[1] < 40
     mixview.resume(out)
     assert_same_runs(long, out)
 

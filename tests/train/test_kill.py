@@ -9,7 +9,7 @@ import pytest
 from tests.train.running import assert_same_runs, command, last_state, start_ranks
 
 KILLS = 20
-EPOCHS = 40
+EPOCHS = 100
 
 
 @pytest.mark.slow
