@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.running import assert_same_runs, command, last_state, start_ranks
+from tests.train.running import assert_same_runs, command, last_state, lines, start_ranks
 
 KILLS = 20
-EPOCHS = 100
+EPOCHS = 40
 
 
 @pytest.mark.slow
@@ -30,8 +30,15 @@ def test_killed_twenty_times(world: int, tmp_path: Path) -> None:
     while kills < KILLS:
         ranks = start_ranks(command(out, *options), log, world, restart=restarts)
         restarts += 1
-        # From before the folder is there to well into training; rarely enough for the end.
-        time.sleep(rng.uniform(0.0, 1.5 + seconds / KILLS * 1.5))
+        if rng.random() < 0.25:
+            time.sleep(rng.uniform(0.0, 1.5))  # while it starts, perhaps before the folder is there
+        else:
+            # Some steps on from the last checkpoint, few enough that the run lasts for all kills.
+            target = (steps[-1] if steps else 0) + rng.uniform(1, 1.4 * EPOCHS * 4 / KILLS)
+            end = time.monotonic() + 60
+            while lines(out / "metrics.jsonl") < target and ranks[0].is_alive() and time.monotonic() < end:
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0.0, 0.03))
         victims = [rng.choice(ranks)] if rng.random() < 0.5 else ranks
         alive = [rank for rank in victims if rank.is_alive()]
         for rank in alive:
@@ -45,6 +52,7 @@ def test_killed_twenty_times(world: int, tmp_path: Path) -> None:
             break  # it came to its end before all kills
         kills += 1
         steps.append(last_state(out)[1] if list((out / "checkpoints").glob("*.pt")) else 0)
+    assert len(set(steps)) > 5, steps  # most kills hit training
     print(f"{world} process(es): {kills} kills, last checkpoints at steps {steps}, whole run {seconds:.0f} s")
     assert kills == KILLS, steps
     for rank in start_ranks(command(out, *options), log, world, restart=restarts):
