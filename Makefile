@@ -31,6 +31,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/sources.py
+	$(BIN)/python benchmarks/data.py
 
 clean:
 	rm -rf .venv demo build dist *.egg-info
