@@ -151,7 +151,7 @@ _scratch = threading.local()
 
 
 def scratch(channels: int, size: int) -> npt.NDArray[np.float32]:
-    """Two sets of planes, kept: memory that is fresh costs as much as a blur."""
+    """Two sets of planes, kept from view to view: fresh memory has to be mapped in page by page."""
     kept: npt.NDArray[np.float32] | None = getattr(_scratch, "planes", None)
     if kept is None or kept.shape != (2, channels, size * size):
         kept = _scratch.planes = np.empty((2, channels, size * size), np.float32)

@@ -27,7 +27,7 @@ RED, GREEN, BLUE = F(0.2989), F(0.587), F(0.114)  # torchvision's
 BAND = 1024  # pixels: three channels of it are 12 kB
 REACH = 4.5  # in sigmas; what lies beyond weighs less than a hundred-thousandth
 
-# No wrappers for what only native code calls: they would take as long to compile again.
+# No wrappers for what only native code calls: they are more to compile.
 inner: Any = njit(fastmath=True, error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 exact: Any = njit(error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
@@ -51,8 +51,8 @@ def filter_value(x: float, cubic: bool) -> float:
 def fill_weights(size, out, cubic, flip, factor, starts, weights):
     """Which of `size` pixels make each of `out`, and how much of each; `factor` times as much, or mirrored.
 
-    Returns the largest number of pixels that make one. The weights of the others are filled up with zeros: a loop that
-    is always as long is faster than one whose end cannot be predicted.
+    Returns the largest number of pixels that make one. The weights of the others are filled up with zeros, so that all
+    loops over them are as long.
     """
     scale = size / out
     stretch = max(scale, 1.0)
