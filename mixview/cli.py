@@ -173,6 +173,35 @@ def data_make(
     print(f"wrote {write([train, held], folder, layout)}")
 
 
+def data_pack(
+    path: str,
+    out: Path,
+    size: int = 256,
+    split: str | None = None,
+    kind: str | None = None,
+    format: Literal["jpeg", "pixels"] = "jpeg",
+    quality: int = 90,
+) -> None:
+    """Write a source to one file that is mapped into memory: for small images and slow disks.
+
+    Args:
+        path: a path, an address or a name; `mixview data list` has them.
+        out: the .npz file to write; it must not exist.
+        size: images are shrunk until their shorter side is this.
+        split: train, val, test …; by default the part for training.
+        kind: what the path is, where looking at it would say something else.
+        format: JPEG files, or pixels, for which all images must have one size.
+        quality: of the JPEGs of images that were shrunk; others stay as they are.
+    """
+    from mixview.data.opening import open_source
+    from mixview.data.pack import pack
+
+    packed = pack(open_source(path, split, kind=kind), out, size, format, quality)
+    for name, reason in packed.bad.items():
+        print(f"skipped {name}: {reason}")
+    print(f"wrote {packed.path}: {packed.images} images, {packed.path.stat().st_size / 1e6:.1f} MB")
+
+
 COMMANDS: dict[str, Any] = {
     "pretrain": pretrain,
     "recipes": list_recipes,
@@ -181,6 +210,7 @@ COMMANDS: dict[str, Any] = {
         "list": data_list,
         "show": data_show,
         "make": data_make,
+        "pack": data_pack,
     },
 }
 

@@ -151,7 +151,7 @@ _scratch = threading.local()
 
 
 def scratch(channels: int, size: int) -> npt.NDArray[np.float32]:
-    """Two sets of planes, kept: memory that is fresh costs as much as a blur."""
+    """Two sets of planes, kept from view to view: fresh memory has to be mapped in page by page."""
     kept: npt.NDArray[np.float32] | None = getattr(_scratch, "planes", None)
     if kept is None or kept.shape != (2, channels, size * size):
         kept = _scratch.planes = np.empty((2, channels, size * size), np.float32)
@@ -185,7 +185,7 @@ def fill(images: Pixels, draws: Draws, augmentation: Augmentation, out: Tensor) 
         return
     p, work = plan(augmentation, channels), scratch(channels, size)
     pixels = np.ascontiguousarray(images).reshape(count, height, width * channels)
-    target = (out.permute(0, 2, 3, 1) if last else out).numpy().reshape(count, -1)
+    target = (out.permute(0, 2, 3, 1) if last else out).numpy().reshape(count, channels, -1)
     shared = (p.active, p.radius)
     if augmentation.randaugment is None or "randaugment" not in augmentation.order:
         native.run(pixels, draws, p.cubic, True, p.before, *shared, p.scales, p.shifts, last, work, target)
@@ -193,7 +193,7 @@ def fill(images: Pixels, draws: Draws, augmentation: Augmentation, out: Tensor) 
     for n in range(count):
         draw = draws[n : n + 1]
         view = torch.empty(channels, size, size)
-        flat = view.numpy().reshape(1, -1)
+        flat = view.numpy().reshape(1, channels, -1)
         native.run(pixels[n : n + 1], draw, p.cubic, True, p.before, *shared, p.ones, p.zeros, False, work, flat)
         view = randaugment_step(augmentation, view, Draw.unpack(draw[0].tolist()))
         work[0] = view.numpy().reshape(channels, -1)

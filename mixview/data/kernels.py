@@ -1,8 +1,8 @@
 """Native code for views, compiled by Numba: crop, colour, blur and normalisation in as few sweeps as there can be.
 
 `mixview.data.fused` calls this and is what to import. A view is made in bands of rows that stay in the nearest cache:
-each band is resized (or blurred), then every operation passes over it while it is there, then it is written. Only a
-contrast, which needs the mean of all that came before it, and a blur, which needs its neighbours, start a new sweep.
+each band is resized, then every operation passes over it while it is there, then it is written. Only a contrast, which
+needs the mean of all that came before it, and a blur, which needs its neighbours, start a new sweep.
 
 What makes this fast, and is easily lost: rows are contiguous one-dimensional slices, all constants are float32,
 conditions are selects rather than branches, and nothing runs in parallel (worker processes do that).
@@ -25,9 +25,9 @@ F = np.float32
 ZERO, HALF, ONE, TWO, FOUR, SIX = F(0), F(0.5), F(1), F(2), F(4), F(6)
 RED, GREEN, BLUE = F(0.2989), F(0.587), F(0.114)  # torchvision's
 BAND = 1024  # pixels: three channels of it are 12 kB
-REACH = 5.0  # in sigmas; what lies beyond weighs less than a millionth
+REACH = 4.5  # in sigmas; what lies beyond weighs less than a hundred-thousandth
 
-# No wrappers for what only native code calls: they would take as long to compile again.
+# No wrappers for what only native code calls: they are more to compile.
 inner: Any = njit(fastmath=True, error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 exact: Any = njit(error_model="numpy", nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
@@ -48,11 +48,17 @@ def filter_value(x: float, cubic: bool) -> float:
 
 
 @exact
-def fill_weights(size, out, cubic, flip, factor, starts, counts, weights):
-    """Which of `size` pixels make each of `out`, and how much of each; `factor` times as much, or mirrored."""
+def fill_weights(size, out, cubic, flip, factor, starts, weights):
+    """Which of `size` pixels make each of `out`, and how much of each; `factor` times as much, or mirrored.
+
+    Returns the largest number of pixels that make one. The weights of the others are filled up with zeros, so that all
+    loops over them are as long.
+    """
     scale = size / out
     stretch = max(scale, 1.0)
+    inverse = 1.0 / stretch
     support = (2.0 if cubic else 1.0) * stretch
+    most = 0
     for i in range(out):
         place = out - 1 - i if flip else i
         centre = scale * (i + 0.5)
@@ -60,12 +66,17 @@ def fill_weights(size, out, cubic, flip, factor, starts, counts, weights):
         high = min(int(centre + support + 0.5), size)
         total = 0.0
         for j in range(low, high):
-            total += filter_value((j - centre + 0.5) / stretch, cubic)
-        for j in range(low, high):
-            value = filter_value((j - centre + 0.5) / stretch, cubic)
-            weights[place, j - low] = F(factor * value / total)
+            value = filter_value((j - centre + 0.5) * inverse, cubic)
+            weights[place, j - low] = F(value)
+            total += value
+        total = factor / total
+        for k in range(high - low):
+            weights[place, k] *= F(total)
+        for k in range(high - low, weights.shape[1]):
+            weights[place, k] = ZERO
         starts[place] = low
-        counts[place] = high - low
+        most = max(most, high - low)
+    return most
 
 
 @inner
@@ -144,11 +155,34 @@ def mix_rows(out, image, top, count, weights, low, high):
 
 
 @inner
-def mix_columns_rgb(red, green, blue, line, starts, counts, weights):
+def mix_columns_rgb(red, green, blue, line, starts, count, weights):
+    """The three channels of a row of pixels, `count` of a line [W 3] for each; the line goes on with zeros."""
+    if count == 2:
+        for x in range(red.size):
+            at = np.uintp(starts[x]) * np.uintp(3)
+            v, w = weights[x, 0], weights[x, 1]
+            red[x] = v * line[at] + w * line[at + np.uintp(3)]
+            green[x] = v * line[at + np.uintp(1)] + w * line[at + np.uintp(4)]
+            blue[x] = v * line[at + np.uintp(2)] + w * line[at + np.uintp(5)]
+        return
+    if count <= 4:
+        for x in range(red.size):
+            at = np.uintp(starts[x]) * np.uintp(3)
+            u, v, w, z = weights[x, 0], weights[x, 1], weights[x, 2], weights[x, 3]
+            red[x] = (u * line[at] + v * line[at + np.uintp(3)]) + (
+                w * line[at + np.uintp(6)] + z * line[at + np.uintp(9)]
+            )
+            green[x] = (u * line[at + np.uintp(1)] + v * line[at + np.uintp(4)]) + (
+                w * line[at + np.uintp(7)] + z * line[at + np.uintp(10)]
+            )
+            blue[x] = (u * line[at + np.uintp(2)] + v * line[at + np.uintp(5)]) + (
+                w * line[at + np.uintp(8)] + z * line[at + np.uintp(11)]
+            )
+        return
     for x in range(red.size):
         at = np.uintp(starts[x]) * np.uintp(3)
         r, g, b = ZERO, ZERO, ZERO
-        for k in range(counts[x]):
+        for k in range(count):
             w = weights[x, k]
             r += w * line[at]
             g += w * line[at + np.uintp(1)]
@@ -160,11 +194,11 @@ def mix_columns_rgb(red, green, blue, line, starts, counts, weights):
 
 
 @inner
-def mix_columns(out, line, channel, channels, starts, counts, weights):
+def mix_columns(out, line, channel, channels, starts, count, weights):
     for x in range(out.size):
         at = np.uintp(starts[x] * channels + channel)
         total = ZERO
-        for k in range(counts[x]):
+        for k in range(count):
             total += weights[x, k] * line[at]
             at += np.uintp(channels)
         out[x] = total
@@ -291,7 +325,7 @@ def write_apart(out, band, scale, shift, step, offset):
         at += np.uintp(step)
 
 
-# Blur: columns of a row into a line with reflected ends, then along the line.
+# Blur: across the rows of a padded plane, then along them.
 
 
 @exact
@@ -330,60 +364,66 @@ def pairs_add(out, a, b, c, d, e, f, w1, w2, w3):
 
 
 @inner
-def blur_row(out, plane, y, size, taps, reach, line):
-    """One row of a blurred plane; `line` is scratch of size + 2 reach."""
-    width = np.intp(size)
-    middle = line[reach : reach + width]
-    here = plane[y * width : (y + 1) * width]
+def copy_padded(padded, plane, size, reach):
+    """A plane with `reach` reflected pixels on every side, rows one after the other."""
+    stride = size + 2 * reach
+    for y in range(-reach, size + reach):
+        start = (y + reach) * stride
+        source = reflect(y, size) * size
+        row = padded[start : start + stride]
+        mix_one(row[reach : reach + size], plane[source : source + size], ONE)
+        for j in range(1, reach + 1):
+            row[reach - j] = row[reach + j]
+            row[reach + size - 1 + j] = row[reach + size - 1 - j]
+
+
+@inner
+def spread_taps(out, line, middle, step, taps, reach):
+    """out[i] = sum over j of taps[|j|] line[middle + i + j step]: along rows, or across them, of a padded plane."""
+    n = out.size
     if reach == 0:
-        mix_one(out, here, taps[0] * taps[0])
+        mix_one(out, line[middle : middle + n], taps[0])
         return
-    up, down = reflect(y - 1, size) * width, reflect(y + 1, size) * width
-    pair_first(middle, here, plane[up : up + width], plane[down : down + width], taps[0], taps[1])
+    a, b = middle - step, middle + step
+    pair_first(out, line[middle : middle + n], line[a : a + n], line[b : b + n], taps[0], taps[1])
     j = 2
     while j + 2 <= reach:
-        a, b = reflect(y - j, size) * width, reflect(y + j, size) * width
-        c, d = reflect(y - j - 1, size) * width, reflect(y + j + 1, size) * width
-        e, f = reflect(y - j - 2, size) * width, reflect(y + j + 2, size) * width
-        pairs_add(
-            middle,
-            plane[a : a + width],
-            plane[b : b + width],
-            plane[c : c + width],
-            plane[d : d + width],
-            plane[e : e + width],
-            plane[f : f + width],
-            taps[j],
-            taps[j + 1],
-            taps[j + 2],
-        )
-        j += 3
-    while j <= reach:
-        a, b = reflect(y - j, size) * width, reflect(y + j, size) * width
-        pair_add(middle, plane[a : a + width], plane[b : b + width], taps[j])
-        j += 1
-    for j in range(1, reach + 1):
-        line[reach - j] = line[reach + j]
-        line[reach + width - 1 + j] = line[reach + width - 1 - j]
-    pair_first(out, middle, line[reach - 1 : reach - 1 + width], line[reach + 1 : reach + 1 + width], taps[0], taps[1])
-    j = 2
-    while j + 2 <= reach:
+        a, b = middle - j * step, middle + j * step
+        c, d = a - step, b + step
+        e, f = c - step, d + step
         pairs_add(
             out,
-            line[reach - j : reach - j + width],
-            line[reach + j : reach + j + width],
-            line[reach - j - 1 : reach - j - 1 + width],
-            line[reach + j + 1 : reach + j + 1 + width],
-            line[reach - j - 2 : reach - j - 2 + width],
-            line[reach + j + 2 : reach + j + 2 + width],
+            line[a : a + n],
+            line[b : b + n],
+            line[c : c + n],
+            line[d : d + n],
+            line[e : e + n],
+            line[f : f + n],
             taps[j],
             taps[j + 1],
             taps[j + 2],
         )
         j += 3
     while j <= reach:
-        pair_add(out, line[reach - j : reach - j + width], line[reach + j : reach + j + width], taps[j])
+        a, b = middle - j * step, middle + j * step
+        pair_add(out, line[a : a + n], line[b : b + n], taps[j])
         j += 1
+
+
+@inner
+def blur_plane(out, plane, size, taps, reach, padded, down, across):
+    """A blurred plane, in bands of rows that are one long line: ends included, which are then left out."""
+    stride = size + 2 * reach
+    copy_padded(padded, plane, size, reach)
+    rows = max(1, down.size // stride)
+    for first in range(0, size, rows):
+        count = min(rows, size - first)
+        n = count * stride
+        spread_taps(down[:n], padded, (first + reach) * stride, stride, taps, reach)
+        spread_taps(across[: n - 2 * reach], down[:n], reach, 1, taps, reach)
+        for y in range(count):
+            at = (first + y) * size
+            mix_one(out[at : at + size], across[y * stride : y * stride + size], ONE)
 
 
 # A view: the program of a draw, run in sweeps.
@@ -434,7 +474,7 @@ def operate(code, value, mean, planes, low, high):
                 solarise(planes[c, low:high])
 
 
-CROP, BLURRED, KEPT = 0, 1, 2
+CROP, KEPT = 0, 1
 
 
 @inner
@@ -444,17 +484,29 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
     size = round(math.sqrt(pixels))
     codes, values = np.empty(8, np.int64), np.empty(8, np.float32)
     length = build_program(draw, steps, active, radius, channels, codes, values)
+    # Planes that end up where they are to be are not copied there: the last sweep, which follows the blur if there is
+    # one, is over `out` itself.
+    blurred = False
+    for place in range(length):
+        blurred = blurred or codes[place] == BLUR
     front, back = work[0], work[1]
+    if not last and cropped and not blurred:
+        front = out
+    if not last and blurred:
+        back = out
     top, left, height, width = int(draw[0]), int(draw[1]), int(draw[2]), int(draw[3])
-    reach_y = 2 * (math.ceil((2 if cubic else 1) * max(height / size, 1.0)) + 1) if cropped else 1
-    reach_x = 2 * (math.ceil((2 if cubic else 1) * max(width / size, 1.0)) + 1) if cropped else 1
-    starts, counts = np.empty((2, size), np.int64), np.empty((2, size), np.int64)
+    reach_y = max(4, 2 * (math.ceil((2 if cubic else 1) * max(height / size, 1.0)) + 1) if cropped else 1)
+    reach_x = max(4, 2 * (math.ceil((2 if cubic else 1) * max(width / size, 1.0)) + 1) if cropped else 1)
+    starts = np.empty((2, size), np.int64)
     down, across = np.empty((size, reach_y), np.float32), np.empty((size, reach_x), np.float32)
     taps = np.empty(max(radius, 0) + 1, np.float32)
-    line = np.empty(max(width * channels if cropped else 0, size + 2 * max(radius, 0)), np.float32)
+    line = np.empty((width + reach_x) * channels if cropped else 1, np.float32)
+    count_y, count_x = 0, 0
     if cropped:
-        fill_weights(height, size, cubic, False, 1 / 255, starts[0], counts[0], down)
-        fill_weights(width, size, cubic, draw[FLIP] != 0, 1.0, starts[1], counts[1], across)
+        count_y = fill_weights(height, size, cubic, False, 1 / 255, starts[0], down)
+        count_x = fill_weights(width, size, cubic, draw[FLIP] != 0, 1.0, starts[1], across)
+        for i in range(width * channels, (width + reach_x) * channels):
+            line[i] = ZERO
     mixed = line[: width * channels] if cropped else line
     rows = max(1, BAND // size)
     kind = CROP if cropped else KEPT
@@ -472,11 +524,13 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
             if kind == CROP:
                 for y in range(first, until):
                     begin, finish = y * size, (y + 1) * size
+                    # At the lower end there are fewer rows than `count_y`, and zeros for those that there are not.
+                    count = min(count_y, height - starts[0, y])
                     mix_rows(
                         mixed,
                         image,
                         top + starts[0, y],
-                        counts[0, y],
+                        count,
                         down[y],
                         left * channels,
                         (left + width) * channels,
@@ -486,21 +540,17 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
                             front[0, begin:finish],
                             front[1, begin:finish],
                             front[2, begin:finish],
-                            mixed,
+                            line,
                             starts[1],
-                            counts[1],
+                            count_x,
                             across,
                         )
                     else:
                         for c in range(channels):
-                            mix_columns(front[c, begin:finish], mixed, c, channels, starts[1], counts[1], across)
+                            mix_columns(front[c, begin:finish], line, c, channels, starts[1], count_x, across)
                 if cubic:  # it overshoots
                     for c in range(channels):
                         clip(front[c, low:high])
-            elif kind == BLURRED:
-                for c in range(channels):
-                    for y in range(first, until):
-                        blur_row(front[c, y * size : (y + 1) * size], back[c], y, size, taps, reach, line)
             for place in range(at, end):
                 operate(codes[place], values[place], mean, front, low, high)
             if averaged:
@@ -512,12 +562,10 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
             if end == length:
                 for c in range(channels):
                     if last:
-                        write_apart(
-                            out[low * channels : high * channels], front[c, low:high], scales[c], shifts[c], channels, c
-                        )
+                        flat = out.reshape(out.size)[low * channels : high * channels]
+                        write_apart(flat, front[c, low:high], scales[c], shifts[c], channels, c)
                     else:
-                        plane = out[c * pixels + low : c * pixels + high]
-                        write(plane, front[c, low:high], scales[c], shifts[c])
+                        write(out[c, low:high], front[c, low:high], scales[c], shifts[c])
         if end == length:
             return
         at = end
@@ -527,14 +575,19 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
             kind = KEPT
         else:
             reach = fill_taps(values[end], radius, taps)
-            kind = BLURRED
+            kind = KEPT
             at = end + 1
             front, back = back, front
+            stride = size + 2 * reach
+            padded, band = np.empty(stride * stride, np.float32), max(1, 2 * BAND // stride) * stride
+            below, along = np.empty(band, np.float32), np.empty(band, np.float32)
+            for c in range(channels):
+                blur_plane(front[c], back[c], size, taps, reach, padded, below, along)
 
 
 SIGNATURE = (
     "void(uint8[:,:,::1], float64[:,::1], boolean, boolean, int64[::1], boolean[::1], int64,"
-    " float32[::1], float32[::1], boolean, float32[:,:,::1], float32[:,::1])"
+    " float32[::1], float32[::1], boolean, float32[:,:,::1], float32[:,:,::1])"
 )
 
 
@@ -553,7 +606,7 @@ def run_batch(images, draws, cubic, cropped, steps, active, radius, scales, shif
         shifts: [C]
         last: channels last.
         work: [2, C, S S] scratch.
-        out: [N, C S S].
+        out: [N, C, S S], whichever its order.
     """
     for n in range(draws.shape[0]):
         image = images[n if cropped else 0]

@@ -65,7 +65,7 @@ class Reader:
     def __getitem__(self, index: int) -> Reading:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} images")
-        bad = self._bad.numpy()  # the same memory, looked into ten times as fast
+        bad = self._bad.numpy()  # the same memory; indexing a tensor makes a tensor
         for step in range(len(self)):
             candidate = (index + step) % len(self)
             if bad[candidate]:
