@@ -31,14 +31,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/ema.py
 	$(BIN)/python benchmarks/sources.py
-<<<<<<< HEAD
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/embedded.py
-=======
-	$(BIN)/python benchmarks/data.py
->>>>>>> fast
 
 clean:
 	rm -rf .venv demo build dist *.egg-info
