@@ -318,6 +318,7 @@ import torch
 from pathlib import Path
 from mixview.train.checkpoints import Checkpoints
 
+torch.set_num_threads(1)  # OpenMP does not survive a fork
 warnings.simplefilter("error")  # no damaged checkpoint, not even a passed-over one
 checkpoints = Checkpoints(Path(sys.argv[1]) / "kills", keep=1)
 checkpoints.save({"weight": torch.zeros(100_000)}, 0)
