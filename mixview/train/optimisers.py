@@ -110,7 +110,7 @@ class LARS(torch.optim.Optimizer):
 
         v = momentum v + lr r (g + wd w);  w = w - v;  r = trust |w| / (|g| + wd |w|)
 
-    lr is inside v, as in the paper, SimCLR's code and OpenSelfSup, so that a step keeps the learning rate that it was
+    lr is inside v, as in the paper and in SimCLR's code, so that a step keeps the learning rate that it was
     taken at; timm's `Lars` scales v by the lr of the day, which differs whenever lr moves. A group with `adapt=False`
     has r = 1, as has a tensor without weight or gradient.
 
