@@ -1,6 +1,5 @@
 """The paper's equations as slow Python loops in float64, a scalar at a time: what the fast losses are held against."""
 
-import math
 from itertools import permutations
 
 import torch
@@ -78,7 +77,3 @@ def count_unchanged(before: Tensor, after: Tensor) -> float:
     height, width = before.shape[-2:]
     same = sum(bool((before[:, y, x] == after[:, y, x]).all()) for y in range(height) for x in range(width))
     return same / (height * width)
-
-
-def beta_density(alpha: float, x: float) -> float:
-    return math.gamma(2 * alpha) / math.gamma(alpha) ** 2 * (x * (1 - x)) ** (alpha - 1)
