@@ -188,7 +188,7 @@ def build_engine(case: Case, settings: Pretraining, loader: Iterable[object]) ->
     head = HEADS[case.method]
     steps = batches.total
     method = build_method(settings.method, backbone, head, images=ENDLESS, steps=steps, batch=case.batch)
-    settings.adapt(fabric, method)
+    settings.adapt(fabric, method, settings.channels_last)
     module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
     return Engine(
         fabric=fabric,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.strategy import Strategy
@@ -30,6 +29,7 @@ from mixview.train.checkpoints import Checkpoints
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
+from mixview.train.launching import end_with_parent, launcher, losing_no_process, meet_anew, process_rank
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
 from mixview.train.run_folder import RunFolder, RunFolderError, State
@@ -93,9 +93,9 @@ class Pretraining:
     """The optimiser and its schedule."""
 
     devices: int | str = "auto"
-    """How many on each machine; auto is all accelerators, or one CPU process."""
-    nodes: int = 1
-    """How many machines, under torchrun or SLURM."""
+    """How many on each machine; auto is what torchrun or srun started, else all accelerators, or one CPU process."""
+    nodes: int | Literal["auto"] = "auto"
+    """How many machines; auto is as many as torchrun or srun started processes on."""
     accelerator: str = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
@@ -136,12 +136,18 @@ class Pretraining:
         if settled.batch == "auto":
             settled = replace(settled, batch=settled.find_batch(fabric, len(reader)))
             words += f" A batch of {settled.batch} fits."
+        assert settled.batch != "auto"
+        steps = settled.epochs * (len(reader) // settled.batch)
+        head = settled.head.settle(self.method, images=len(reader), steps=steps, batch=settled.batch)
+        settled = replace(settled, head=head)
         folder = settled.prepare_folder(whole)
         try:
-            meet_anew(fabric.device.type)
-            fabric.launch()
-            fabric.barrier()  # the folder is there now
-            settled.train(fabric, folder, reader, held, [words])
+            with losing_no_process():
+                meet_anew(fabric.device.type)
+                end_with_parent()
+                fabric.launch()
+                fabric.barrier()  # the folder is there now
+                settled.train(fabric, folder, reader, held, [words])
         except BaseException as error:
             if folder is not None:
                 status = folder.status
@@ -160,9 +166,15 @@ class Pretraining:
         on_cpu = self.accelerator == "cpu" or (
             self.accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
         )
-        devices = 1 if on_cpu and self.devices == "auto" else self.devices
-        launched = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
-        many = self.nodes > 1 or launched > 1 or str(devices) not in ("1", "auto")
+        started = launcher()
+        if started is not None:
+            started.agree(self.devices, self.nodes)
+            devices: int | str = started.devices
+            nodes = started.nodes
+        else:
+            devices = 1 if on_cpu and self.devices == "auto" else self.devices
+            nodes = 1 if self.nodes == "auto" else self.nodes
+        many = nodes > 1 or str(devices) not in ("1", "auto")
         strategy: Strategy | str = "auto"
         if many or (devices == "auto" and torch.cuda.device_count() > 1):
             # The queue and the statistics of batch norms need not be sent every step: only rank 0's are kept.
@@ -173,7 +185,7 @@ class Pretraining:
         return Fabric(
             accelerator="cpu" if on_cpu else self.accelerator,
             devices=devices,
-            num_nodes=self.nodes,
+            num_nodes=nodes,
             strategy=strategy,
             precision=self.precision,
         )
@@ -235,7 +247,8 @@ class Pretraining:
                 f"accumulate {self.accumulate} cuts the {self.batch // fabric.world_size} images of a device into less "
                 "than two each: use a smaller one"
             )
-        workers = default_workers(fabric.world_size // self.nodes) if self.workers is None else self.workers
+        nodes = getattr(fabric.strategy, "num_nodes", 1)
+        workers = default_workers(fabric.world_size // nodes) if self.workers is None else self.workers
         loader = view_loader(reader, augmentations, batches, workers=workers, pin_memory=fabric.device.type == "cuda")
         torch.manual_seed(self.seed)  # the same first weights on every process
         backbone = backbones.build(
@@ -254,7 +267,8 @@ class Pretraining:
             steps=self.epochs * batches.total,
             batch=self.batch,
         )
-        notes = [*backbone.notes, *notes, *self.adapt(fabric, method)]
+        channels_last = self.channels_last and stands_channels_last(method.encoder, self.channels, self.size)
+        notes = [*backbone.notes, *notes, *self.adapt(fabric, method, channels_last)]
         module, optimizer = fabric.setup(method, build_optimizer(method, self.optimizer, self.batch))
         engine = Engine(
             fabric=fabric,
@@ -269,9 +283,14 @@ class Pretraining:
             accumulate=self.accumulate,
             exact_batch=self.exact_batch,
             mix_groups=self.mixing.mix_groups,
-            channels_last=self.channels_last,
+            channels_last=channels_last,
         )
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
+        steps = fabric.all_gather(torch.tensor(-1 if found is None else found[1], device=fabric.device))
+        if bool((steps != steps.max()).any()):  # type: ignore[union-attr]
+            raise RunFolderError(
+                f"not all processes see the same checkpoints in {self.out}: put --out on a disk that all machines see"
+            )
         if found is not None:
             engine.load_state(found[0])
             if engine.step > engine.steps:
@@ -284,7 +303,7 @@ class Pretraining:
         export = partial(save_encoder, Path(self.out) / "encoder.safetensors", method.encoder, backbone.spec)
         self.loop(engine, watcher, folder, export, notes)
 
-    def adapt(self, fabric: Fabric, method: Method) -> list[str]:
+    def adapt(self, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
         """Fit the method to the devices; what that means, in words."""
         notes = []
         if fabric.world_size > 1 and self.sync_bn and not isinstance(method, MoCo):
@@ -293,8 +312,10 @@ class Pretraining:
                 notes.append("Batch norm is synchronised over all devices.")
             else:
                 notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")
-        if self.channels_last:
+        if channels_last:
             method.to(memory_format=torch.channels_last)
+        elif self.channels_last:
+            notes.append("The backbone calls view on feature maps, so it runs without channels_last.")
         if self.compile:
             method.online.compile()
         return notes
@@ -397,28 +418,20 @@ def is_run(out: str | Path) -> bool:
     return (Path(out) / "config.yaml").is_file()
 
 
-def process_rank() -> int:
-    """This process's rank as its launcher says, before anything is launched from here."""
-    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
-        if os.environ.get(name):
-            return int(os.environ[name])
-    return 0
-
-
-def meet_anew(device: str) -> None:
-    """After a restart by torchrun, meet the other processes under a name of this attempt's own.
-
-    Its agent keeps one store over all attempts, in which Fabric's processes would find the addresses of dead ones.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
-    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world > 1 and not dist.is_initialized():
-        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = dist.TCPStore(*address, world, is_master=False)  # type: ignore[attr-defined, unused-ignore]
-        name = dist.PrefixStore(f"mixview/{attempt}", agent)  # type: ignore[attr-defined, unused-ignore]
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world)
+def stands_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:
+    """Whether an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
+    training = encoder.training
+    images = torch.zeros(2, channels, size, size).to(memory_format=torch.channels_last)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            encoder.eval()(images)
+        except RuntimeError as error:
+            if "view" not in str(error):
+                raise
+            return False
+        finally:
+            encoder.train(training)
+    return True
 
 
 def natural_size(reader: Reader) -> int:

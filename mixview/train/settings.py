@@ -1,7 +1,7 @@
 """What can be set of a method and of its mixtures: groups of options, each with the words that become its help."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mixview.backbones import Backbone
@@ -12,6 +12,8 @@ from mixview.objective import Objective, bsim, mixaug, sim, wbsim
 
 MethodName = Literal["simclr", "mocov1", "mocov2", "byol", "simsiam"]
 ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug"]
+
+PUBLISHED_MOMENTUM: dict[MethodName, float] = {"mocov1": 0.999, "mocov2": 0.999, "byol": 0.996}
 
 SHORT = 20_000
 """Optimiser steps below which a momentum encoder must follow faster than the published ones do."""
@@ -67,6 +69,23 @@ class Head:
     bn_splits: int = 1
     """MoCo on one device: batch norm over this many parts of the batch, which stands in for shuffling BN."""
 
+    def settle(self, method: MethodName, *, images: int, steps: int, batch: int) -> "Head":
+        """With numbers for what depends on the length of a run: they stay what they are when it is extended.
+
+        Args:
+            images: how many there are to learn from.
+            steps: optimiser steps of the whole run.
+            batch: images a step.
+        """
+        if method not in PUBLISHED_MOMENTUM:
+            return self
+        momentum, queue = self.momentum, self.queue_size
+        if momentum is None:
+            momentum = 0.99 if steps < SHORT else PUBLISHED_MOMENTUM[method]
+        if queue is None and method != "byol":
+            queue = min(65_536, max(batch, images // 2 // batch * batch))
+        return replace(self, momentum=momentum, queue_size=queue)
+
 
 def build_objective(name: ObjectiveName, mixing: Mixing) -> Objective:
     """The objective of this name under these mixtures."""
@@ -84,13 +103,14 @@ def build_method(name: MethodName, backbone: Backbone, head: Head, *, images: in
         batch: images a step.
     """
     encoder, width = backbone.encoder, backbone.feature_dim
+    head = head.settle(name, images=images, steps=steps, batch=batch)
     if name == "simclr":
         projector = MLP((width, head.hidden or width, head.dim or 128), last_norm="affine")
         return SimCLR(encoder, width, projector, head.temperature or 0.1, head.symmetric)
     if name == "byol":
         hidden, dim = head.hidden or 4096, head.dim or 256
-        momentum = head.momentum if head.momentum is not None else 0.99 if steps < SHORT else 0.996
-        return BYOL(encoder, width, MLP((width, hidden, dim)), MLP((dim, hidden, dim)), momentum, head.target)
+        assert head.momentum is not None
+        return BYOL(encoder, width, MLP((width, hidden, dim)), MLP((dim, hidden, dim)), head.momentum, head.target)
     if name == "simsiam":
         hidden = dim = head.dim or head.hidden or 2048
         hidden = head.hidden or hidden
@@ -101,8 +121,8 @@ def build_method(name: MethodName, backbone: Backbone, head: Head, *, images: in
     make: Callable[..., Method] = {"mocov1": moco_v1, "mocov2": moco_v2}[name]
     options: dict[str, Any] = {
         "dim": head.dim or 128,
-        "momentum": head.momentum if head.momentum is not None else 0.99 if steps < SHORT else 0.999,
-        "queue_size": head.queue_size or min(65_536, max(batch, images // 2 // batch * batch)),
+        "momentum": head.momentum,
+        "queue_size": head.queue_size,
         "other_parent": head.other_parent,
     }
     if name == "mocov2":

@@ -33,14 +33,14 @@ CASES = [(method, objective) for method in METHOD_NAMES for objective in OBJECTI
 
 
 def plain(folder: Path, method: str, objective: str, **options: Any) -> dict[str, Any]:
-    """A run of four steps of 24 images, which are two groups of 12, without batch norm."""
-    settings = {"batch": 24, "optimizer": Optimizer(name="sgd", lr=0.05), "epochs": 4}
+    """A run of four steps of 128 images, which are two groups of 64, without batch norm."""
+    settings = {"batch": 128, "optimizer": Optimizer(name="sgd", lr=0.05), "epochs": 4}
     return tiny(
         folder / f"{method}-{objective}",
         backbone="tests.train.running:plain_backbone",
         method=method,
         objective=objective,
-        data_options={"count": 24, "size": 16},
+        data_options={"count": 128, "size": 16},
         **(settings | options),
     )
 
@@ -108,6 +108,9 @@ def test_a_rank_that_dies_ends_the_other_and_a_restart_goes_on(victim: int, pair
     assert ranks[1 - victim].exitcode not in (0, None)
     assert time.monotonic() - killed < 10
     assert 4 <= last_state(out)[1] < 16
+    said = log.with_name(f"log.{1 - victim}").read_text()
+    assert f"mixview: process {1 - victim} stops because another process of the run has ended" in said
+    assert "Traceback" not in said
     if victim == 1:
         assert RunFolder.open(out).status["state"] == "failed"
     said = finish(start_ranks(arguments(out), log, restart=1), log)
@@ -183,15 +186,26 @@ def test_devices_2_ends_when_a_rank_dies(pair: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_devices_2_ends_when_the_first_dies_before_they_met(tmp_path: Path) -> None:
+    out, log = tmp_path / "run", tmp_path / "log"
+    process = launch(mixview_command(arguments(out)), log)
+    wait_for(lambda: children(process.pid), 120, "the second process")
+    (other,) = children(process.pid)
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{other}").exists(), 60, "the end of the second process")
+
+
+@pytest.mark.slow
 def test_two_nodes_are_two_ranks(pair: Path, tmp_path: Path) -> None:
     """Two torchrun agents on loopback, one process each."""
     out, port = tmp_path / "run", free_port()
-    words = command(out, "--method", "mocov2", "--epochs", "4", "--devices", "1", "--accelerator", "cpu")
+    words = command(out, "--method", "mocov2", "--epochs", "4", "--accelerator", "cpu")
     agents = []
     for node in range(2):
         options = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
         options += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-        agents.append(launch(torchrun(options, [*words, "--nodes", "2"]), tmp_path / f"log.{node}"))
+        agents.append(launch(torchrun(options, words), tmp_path / f"log.{node}"))
     for node, agent in enumerate(agents):
         assert agent.wait(240) == 0, (tmp_path / f"log.{node}").read_text()
     assert_same_runs(pair, out)

@@ -1,0 +1,107 @@
+"""Who started this process, with how many others, and what becomes of it when one of them dies."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+
+class Launcher(NamedTuple):
+    """What has started the processes of a run before mixview came to it."""
+
+    name: str
+    devices: int
+    """Processes on each machine."""
+    nodes: int
+    """Machines."""
+
+    def agree(self, devices: int | str, nodes: int | str) -> None:
+        """Refuse settings that say something else."""
+        for name, given, started in (("devices", devices, self.devices), ("nodes", nodes, self.nodes)):
+            if str(given) not in ("auto", "-1", str(started)):
+                raise ValueError(
+                    f"--{name} is {given}, but {self.name} has started {self.devices} processes on each of "
+                    f"{self.nodes} machines: leave --{name} out, or make it {started}"
+                )
+
+
+class LostProcess(RuntimeError):
+    """Another process of the run has ended, and this one cannot go on alone."""
+
+
+def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
+    """torchrun or SLURM's srun, where one of them has started this process; None where mixview starts its own."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        each = int(environment["LOCAL_WORLD_SIZE"])
+        return Launcher("torchrun", each, int(environment["WORLD_SIZE"]) // each)
+    # As Fabric tells: in an interactive shell within an allocation nothing has been started yet.
+    if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        nodes = int(environment.get("SLURM_NNODES") or 1)
+        return Launcher("srun", int(environment["SLURM_NTASKS"]) // nodes, nodes)
+    return None
+
+
+def process_rank() -> int:
+    """This process's rank as its launcher says, before anything is launched from here."""
+    for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if os.environ.get(name):
+            return int(os.environ[name])
+    return 0
+
+
+def meet_anew(device: str) -> None:
+    """After a restart by torchrun, meet the other processes under a name of this attempt's own.
+
+    Its agent keeps one store over all attempts, in which Fabric's processes would find the addresses of dead ones.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
+    if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1 and not dist.is_initialized():
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        agent = dist.TCPStore(*address, world, is_master=False)  # type: ignore[attr-defined, unused-ignore]
+        name = dist.PrefixStore(f"mixview/{attempt}", agent)  # type: ignore[attr-defined, unused-ignore]
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world)
+
+
+def end_with_parent(every: float = 0.5) -> None:
+    """A process that mixview itself has started for a device ends when the one that started it dies.
+
+    Once they have met, the next collective notices a death; before, one would wait for the other for half an hour.
+    """
+    if launcher() is not None or not os.environ.get("LOCAL_RANK") or os.environ["LOCAL_RANK"] == "0":
+        return
+    parent = os.getppid()
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        os._exit(1)
+
+    threading.Thread(target=follow, name="end with parent", daemon=True).start()
+
+
+@contextmanager
+def losing_no_process() -> Iterator[None]:
+    """An error of the processes' connection, in words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
+        rank = process_rank()
+        raise LostProcess(
+            f"process {rank} stops because another process of the run has ended or cannot be reached: that one's last "
+            "words say why; --resume goes on from the last checkpoint"
+        ) from error
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether an error says that another process is gone: gloo's are plain RuntimeErrors."""
+    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
