@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -182,13 +183,15 @@ class Pretraining:
             quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
             options: dict[str, Any] = {quiet: False}
             strategy = DDPStrategy(**options)
-        return Fabric(
-            accelerator="cpu" if on_cpu else self.accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            strategy=strategy,
-            precision=self.precision,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The `srun` command is available")  # and need not be used
+            return Fabric(
+                accelerator="cpu" if on_cpu else self.accelerator,
+                devices=devices,
+                num_nodes=nodes,
+                strategy=strategy,
+                precision=self.precision,
+            )
 
     def find_batch(self, fabric: Fabric, images: int) -> int:
         """The largest batch that fits in memory, by trying."""
@@ -286,8 +289,9 @@ class Pretraining:
             channels_last=channels_last,
         )
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
-        steps = fabric.all_gather(torch.tensor(-1 if found is None else found[1], device=fabric.device))
-        if bool((steps != steps.max()).any()):  # type: ignore[union-attr]
+        step = -1 if found is None else found[1]
+        last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")
+        if int(last.sum()):  # the largest is not the smallest
             raise RunFolderError(
                 f"not all processes see the same checkpoints in {self.out}: put --out on a disk that all machines see"
             )

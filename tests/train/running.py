@@ -34,6 +34,23 @@ def backbone() -> nn.Module:
     return encoder()
 
 
+class Viewing(nn.Module):
+    """Refuses feature maps in channels_last, as many a network does that ends in `view`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 4, 3, 8, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body(images).view(len(images), -1)
+
+
+def viewing_backbone() -> nn.Module:
+    """The backbone `tests.train.running:viewing_backbone`."""
+    torch.manual_seed(0)
+    return Viewing()
+
+
 def plain_backbone() -> nn.Module:
     """The backbone `tests.train.running:plain_backbone`, without."""
     torch.manual_seed(0)

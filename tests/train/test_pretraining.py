@@ -18,6 +18,7 @@ from mixview.train import recipes
 from mixview.train.engine import Engine
 from mixview.train.pretraining import Pretraining
 from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
+from mixview.train.settings import Head
 from mixview.train.watching import Watch
 from tests.train.running import (
     HEAD,
@@ -169,6 +170,25 @@ def test_exact_batch_is_the_full_batch(tmp_path: Path) -> None:
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
     with pytest.raises(ValueError, match="exact_batch is for simclr"):
         mixview.pretrain(**tiny(tmp_path / "byol", method="byol", exact_batch=True))
+
+
+def test_what_fits_the_length_of_a_run_stays_when_it_is_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More steps would have another momentum by default, and the checkpoint's network none of it."""
+    monkeypatch.setattr("mixview.train.settings.SHORT", 10)
+    out = mixview.pretrain(**tiny(tmp_path / "run", method="mocov2", head=Head(hidden=16, dim=8)))
+    head = RunFolder.open(out).config["head"]
+    assert (head["momentum"], head["queue_size"]) == (0.99, 32)
+    mixview.resume(out, epochs=5)
+    assert RunFolder.open(out).config["head"] == head
+
+
+def test_a_backbone_that_cannot_have_channels_last_does_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixview.pretrain(**tiny(tmp_path / "run", backbone="tests.train.running:viewing_backbone"))
+    assert "calls view on feature maps, so it runs without channels_last" in capsys.readouterr().err
 
 
 def test_number_of_workers_changes_nothing(tmp_path: Path) -> None:
