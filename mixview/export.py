@@ -6,7 +6,6 @@
 Loading runs nothing that the file holds. Other tools read the same file as plain safetensors.
 """
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from mixview.atomic import atomic_write
 from mixview.backbones import Spec, Stem, construct, library, read_safetensors, shorten, weights_file
 
 FORMAT = 1
@@ -128,26 +128,11 @@ def rebuild(file: Path, spec: Spec, trust: bool) -> nn.Module:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside, flush to the disk, then rename; a failure leaves `path` as it was and nothing beside it.
-
-    What a killed process left beside is overwritten by the next. One process writes a path, rank 0.
-    """
-    beside = path.with_name(f".{path.name}.tmp")
+    """Write a file, whole or not at all; what was there stays until the new one is on the disk."""
     try:
-        with beside.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
+        with atomic_write(path) as file:
+            file.write(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
         raise OSError(
             error.errno, f"{path} could not be written ({error.strerror}): free the disk or choose another folder"
         ) from error
-    if os.name == "posix":  # the rename itself survives a power cut only when the folder is flushed too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from mixview.train.atomic import atomic_write, remove_leftovers
+from mixview.atomic import atomic_write, remove_leftovers
 
 FORMAT = 1
 MAGIC = b"\nmixview checkpoint sha256 "

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.train.atomic import atomic_write, remove_leftovers, sync
+from mixview.atomic import atomic_write, remove_leftovers, sync
 from mixview.train.checkpoints import in_words, remedy
 
 State = Literal["running", "finished", "interrupted", "failed"]
