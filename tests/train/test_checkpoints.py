@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixview.train import atomic
+from mixview import atomic
 from mixview.train.checkpoints import CheckpointError, Checkpoints
 
 posix = pytest.mark.skipif(os.name == "nt", reason="needs fork, limits or mounts")

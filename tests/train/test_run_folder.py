@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mixview.train import atomic
+from mixview import atomic
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.run_folder import (
     RunFolder,
