@@ -41,7 +41,9 @@ def mean_average_precision(
     per_class = tuple(None if value != value else value for value in found)
     present = [value for value in per_class if value is not None]
     if not present:
-        raise ValueError("no class has a relevant image that counts, so there is no average precision: check the labels")
+        raise ValueError(
+            "no class has a relevant image that counts, so there is no average precision: check the labels"
+        )
     return MeanAveragePrecision(sum(present) / len(present), per_class)
 
 
@@ -60,7 +62,7 @@ def average_precision(
     if interpolation not in get_args(Interpolation):
         raise ValueError(f"interpolation is one of {', '.join(get_args(Interpolation))}, not {interpolation!r}")
     if not bool(scores.isfinite().all()):
-        raise ValueError("the scores contain NaN or infinity, which cannot be ranked: look at the features first")
+        raise ValueError("the scores contain NaN or infinity, which have no rank: look at the features first")
     # Columns first, so that what is sorted and summed lies together.
     columns = scores.movedim(0, -1).contiguous()
     kept = torch.ones_like(columns, dtype=torch.bool)

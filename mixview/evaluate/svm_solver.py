@@ -1,27 +1,27 @@
 """Many linear SVMs on the same features at once: LIBLINEAR's L2-regularised squared hinge, by matrix products.
 
-The k-th problem, with signs y = ±1, weights s >= 0 and a cost C, over the features x and a constant one beside them (the
-intercept, regularised as in LIBLINEAR), is
+The k-th problem, with signs y = ±1, weights s >= 0 and a cost C, over the features x and a constant one beside them
+(the intercept, regularised as in LIBLINEAR), is
 
     minimise over w    f(w) = 1/2 |w|² + C · sum over i of s_i · max(0, 1 - y_i w·x_i)²
 
-Weights are for every problem and image: twice for a positive, zero for an image that is ignored or in the fold that is
-held out. So classes, folds and samples are all columns of one matrix, and a step of all of them is a few products.
+Weights are for every problem and image: twice for a positive, zero for an image that is ignored or in the fold that
+is held out. So classes, folds and samples are all columns of one matrix, and a step of all of them is a few products.
 
-**Basis.** The features are turned once into their principal directions, Z = X V with Z'Z diagonal, which changes neither
-|w| nor any score. With N images of D features this takes the eigenvectors of the Gram matrix XX' [N, N] or, where there
-are more images than features, of X'X [D, D]; from then on every problem has min(N, D) unknowns.
+**Basis.** The features are turned once into their principal directions, Z = X V with Z'Z diagonal, which changes
+neither |w| nor any score. With N images of D features this takes the eigenvectors of the Gram matrix XX' [N, N] or,
+where there are more images than features, of X'X [D, D]; from then on every problem has min(N, D) unknowns.
 
-**Newton.** f is piecewise quadratic with the Hessian I + 2C Z'SZ over the images inside the margin. Its diagonal is an
-excellent preconditioner in this basis, and directions along which it is nearly one (the features vary less than the cost
-can see: most of them, for a small cost) need no solving. Steps are found by conjugate gradients in single precision,
-their length by a line search that is exact up to a factor, gradients and scores are in double precision: the steps need
-not be accurate for the result to be. Costs are taken in ascending order, each from the solution of the one before;
-columns that have converged take no further part.
+**Newton.** f is piecewise quadratic with the Hessian I + 2C Z'SZ over the images inside the margin. Its diagonal is
+an excellent preconditioner in this basis, and directions along which it is nearly one (the features vary less than
+the cost can see: most of them, for a small cost) need no solving. Steps are found by conjugate gradients in single
+precision, their length by a line search that is exact up to a factor, gradients and scores are in double precision:
+the steps need not be accurate for the result to be. Costs are taken in ascending order, each from the solution of the
+one before; columns that have converged take no further part.
 
-**Stopping.** a_i = 2 C s_i max(0, 1 - y_i w·x_i) is a feasible point of the dual, and its duality gap is exactly half the
-squared length of the gradient. A column has converged when this is at most `tolerance · f(w)`, so that f(w) is within
-that share of the true minimum: a guarantee, not an estimate.
+**Stopping.** a_i = 2 C s_i max(0, 1 - y_i w·x_i) is a feasible point of the dual, and its duality gap is exactly half
+the squared length of the gradient. A column has converged when this is at most `tolerance · f(w)`, so that f(w) is
+within that share of the true minimum: a guarantee, not an estimate.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-8
+TOLERANCE = 1e-12
 """The relative duality gap at which a column has converged."""
 
 MOST_STEPS = 200
@@ -130,8 +130,8 @@ def solve_path(
 ) -> Iterator[Solved]:
     """Solve all problems for each cost, the smallest cost first, on the device of the basis.
 
-    A column whose weights are zero but for images of one sign is solved like any other, and of no use; one whose weights
-    are all zero has the solution zero.
+    A column of one sign only is solved like any other, and of no use; one whose weights are all zero has the
+    solution zero.
 
     Args:
         basis: of N images.
@@ -204,9 +204,9 @@ class Problems:
             w[going] = here + length * direction
             scores[going] += length * change
         raise RuntimeError(
-            f"{len(going)} SVMs of cost {cost} have not converged after {MOST_STEPS} Newton steps, the worst has a relative "
-            f"duality gap of {float((gap / objective).max()):.1e} and not {self.tolerance:.1e}: leave out such large "
-            "costs, normalise the features, or raise the tolerance"
+            f"{len(going)} SVMs of cost {cost:g} have not converged after {MOST_STEPS} Newton steps, the worst has a "
+            f"relative duality gap of {float((gap / objective)[going].max()):.1e} and not {self.tolerance:.1e}: leave "
+            "out such large costs, normalise the features, or raise the tolerance"
         )
 
     def direction(self, gradient: Tensor, curvature: Tensor, strongest: float, accuracy: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class Problems:
         solution[:, :rank] = conjugate_gradients(
             self.z_single[:, :rank].contiguous(), curvature, inverse[:, :rank], right[:, :rank], accuracy
         )
-        return solution.double() * size
+        return torch.mul(solution.double(), size)
 
 
 FLAT = 1e-4

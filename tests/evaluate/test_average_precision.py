@@ -70,7 +70,9 @@ def test_plain_equals_scikit_learn_and_torchmetrics(seed: int, count: int, level
         expected = average_precision_score(names.numpy(), chosen.numpy())
         assert found[column].item() == pytest.approx(expected, abs=1e-12)
         # torchmetrics takes scores from 0 to 1.
-        share = binary_average_precision((chosen - chosen.min()) / max(1, float(chosen.max() - chosen.min())), names.int())
+        share = binary_average_precision(
+            (chosen - chosen.min()) / max(1, float(chosen.max() - chosen.min())), names.int()
+        )
         assert found[column].item() == pytest.approx(float(share), abs=1e-5)
 
 
