@@ -43,7 +43,8 @@ class LowShotSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.shots or min(self.shots) < 1 or self.samples < 1 or (self.negatives or 1) < 1:
+        numbers = (*self.shots, self.samples, 1 if self.negatives is None else self.negatives)
+        if not self.shots or min(numbers) < 1:
             raise ValueError(
                 f"shots, samples and negatives must be at least 1, got {list(self.shots)}, {self.samples} and "
                 f"{self.negatives}"

@@ -193,7 +193,7 @@ class Problems:
             objective[going] = here.square().sum(1) / 2 + (loss * margin).sum(1)
             gap[going] = gradient.square().sum(1) / 2
             allowed = self.tolerance * objective[going]
-            left = gap[going] > allowed
+            left = ~(gap[going] <= allowed)  # also where it is NaN
             if not bool(left.any()):
                 return objective, gap, step
             going, y, c, here, margin, gradient = (part[left] for part in (going, y, c, here, margin, gradient))
@@ -216,11 +216,12 @@ class Problems:
         right = (-gradient / size).float()
         inverse = 1 / torch.addmm(torch.ones_like(right), curvature, self.z_squared)
         solution = inverse * right
+        enough = (solution * right).sum(1) * accuracy.square()
         # The columns of z are orthogonal: the squared length of one bounds the curvature along it.
         steep = 2 * strongest * self.z.square().sum(0) > FLAT
         rank = max(1, int(steep.sum()))
         solution[:, :rank] = conjugate_gradients(
-            self.z_single[:, :rank].contiguous(), curvature, inverse[:, :rank], right[:, :rank], accuracy
+            self.z_single[:, :rank].contiguous(), curvature, inverse[:, :rank], right[:, :rank], enough
         )
         return torch.mul(solution.double(), size)
 
@@ -232,7 +233,7 @@ FINEST, COARSEST = 2e-3, 5e-2
 """How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
 
 
-def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Tensor, accuracy: Tensor) -> Tensor:
+def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Tensor, enough: Tensor) -> Tensor:
     """Solve (I + z' diag(curvature) z) x = right for each row, preconditioned by `inverse`, the diagonal's.
 
     Args:
@@ -240,31 +241,31 @@ def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Te
         curvature: [K, N].
         inverse: [K, R].
         right: [K, R].
-        accuracy: [K], by how much the preconditioned residual is to shrink.
+        enough: [K], the energy of the residual, residual · inverse residual, at which a row is done.
     """
     solution = torch.zeros_like(right)
     rows = torch.arange(len(right), device=right.device)
     x, residual = torch.zeros_like(right), right.clone()
     p = inverse * residual
     energy = (residual * p).sum(1)
-    enough = energy * accuracy.square()
+    smallest = torch.finfo(right.dtype).tiny  # a row that is done but still among the others stays where it is
     for _ in range(MOST_PRODUCTS):
-        product = torch.addmm(p, curvature * (p @ z.T), z)
-        length = (energy / (p * product).sum(1)).unsqueeze(1)
-        x += length * p
-        residual -= length * product
-        conditioned = inverse * residual
-        before, energy = energy, (residual * conditioned).sum(1)
         left = energy > enough
         count = int(left.sum())
         if count == 0:
             break
-        p = conditioned + (energy / before).unsqueeze(1) * p
         if count < 0.8 * len(rows):
             solution[rows[~left]] = x[~left]
             rows, x, residual, p, energy, enough, inverse, curvature = (
                 part[left] for part in (rows, x, residual, p, energy, enough, inverse, curvature)
             )
+        product = torch.addmm(p, curvature * (p @ z.T), z)
+        length = (energy / (p * product).sum(1).clamp(min=smallest)).unsqueeze(1)
+        x += length * p
+        residual -= length * product
+        conditioned = inverse * residual
+        before, energy = energy.clamp(min=smallest), (residual * conditioned).sum(1)
+        p = conditioned + (energy / before).unsqueeze(1) * p
     solution[rows] = x
     return solution
 
