@@ -6,7 +6,7 @@
 Features: res5 pooled to 2×2, images squashed to 224², of a network with random weights (or of `--encoder`, a run's
 folder), made once and kept in `--cache`. The same features, folds, weights and costs go to both; both regularise the
 intercept. Each run is the whole protocol in a process of its own: 20 classes × 19 costs × (3 folds + 1), with
-cross-validated AP, and mAP on test. CPU seconds are of all threads and processes, and tell more where others use the machine too.
+cross-validated AP, and mAP on test. CPU seconds are of all threads and processes, and tell more on a busy machine.
 
 - LIBLINEAR: its Newton method on the primal, tol 1e-4, which comes to about 1e-6 of the optimum, one process a thread.
 - LIBLINEAR as published: coordinate descent on the dual, tol 1e-4, at most 2,000 iterations; for `--published` classes

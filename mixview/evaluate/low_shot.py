@@ -108,15 +108,7 @@ def evaluate_low_shot(
     settings: LowShotSettings | None = None,
     report: Report | None = None,
 ) -> LowShotResult:
-    """Train on k positives a class, for every k several times, and judge on all of `test`.
-
-    Args:
-        train: features [N, D] and labels [N, classes].
-        test: the same of other images.
-        classes: their names; numbers by default.
-        settings: the published ones by default.
-        report: told how far it is.
-    """
+    """Train on k positives a class, for every k several times, and judge on all of `test`: see `evaluate_svm`."""
     settings = settings or LowShotSettings()
     fit = settings.fit
     names = check_sets(train, test, classes)
