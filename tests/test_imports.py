@@ -20,7 +20,7 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing"},
-    "evaluate": {"evaluate", "data", "nn", "mixing"},
+    "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"backbones"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "backbones", "export"},
