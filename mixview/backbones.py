@@ -32,7 +32,8 @@ ENCODER_FILE = "encoder.safetensors"
 HEADS = ("fc", "classifier", "head", "heads", "head_dist")
 PREFIXES = (
     *("module.", "_orig_mod.", "model.", "net."),  # DDP, torch.compile, Lightning, lucidrains' BYOL
-    *("encoder_q.", "base_encoder.", "encoder.", "backbone."),  # MoCo, MoCo v3, SimSiam, lightly, solo-learn, OpenSelfSup
+    *("encoder_q.", "base_encoder.", "encoder."),  # MoCo, MoCo v3, SimSiam
+    "backbone.",  # lightly, solo-learn, OpenSelfSup, MMSelfSup
     *("online.", "online_net.", "online_network.", "online_encoder."),  # mixview and BYOL, in four dialects
     *("base_model.", "trunk.", "_feature_blocks."),  # VISSL
 )
@@ -639,9 +640,10 @@ def strip_prefixes(key: str, own: Mapping[str, Tensor], children: Sequence[str])
 def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Stem]:
     """The ResNet and the stem that all of the tensors fit, of those that are usual."""
     for name in GUESSES:
-        for stem in ("standard", "small") if name != "small" else ("small",):
+        stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
+        for stem in stems:
             with torch.device("meta"):
-                encoder, *_ = construct(name, size=SMALL_IMAGE, channels=3, stem=cast(Stem, stem))
+                encoder, *_ = construct(name, size=SMALL_IMAGE, channels=3, stem=stem)
             own, children = encoder.state_dict(), [child for child, _ in encoder.named_children()]
             shapes = {strip_prefixes(key, own, children): value.shape for key, value in tensors.items()}
             wanted = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
@@ -649,7 +651,7 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
                 parts = {key.partition(".")[0] for key in own}
                 foreign = [key for key in shapes if key.partition(".")[0] in parts and key not in own]
                 if not foreign:
-                    return name, cast(Stem, stem)
+                    return name, stem
     raise ValueError(
         f"{source} fits none of {', '.join(GUESSES)} (it starts with {shorten(tensors, 2)}): "
         "pass the backbone that it was made with as --backbone"

@@ -1,7 +1,7 @@
 """Which images a run has learned from, so that whoever judges it can tell whether it is asked about the same.
 
-An image is known by a hash of its content: the bytes of its file, or its pixels. The name, the folder and the split that
-it is in do not matter; another encoding of the same picture is another image.
+An image is known by a hash of its content: the bytes of its file, or its pixels. The name, the folder and the split
+that it is in do not matter; another encoding of the same picture is another image.
 """
 
 import hashlib

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from mixview import backbones
 from mixview.backbones import Spec
 from mixview.data.augmentation import Normalise
+from mixview.evaluate.transforms import IMAGENET
 from mixview.export import load_encoder
 
 USUAL_SIZE = 224
@@ -37,7 +38,7 @@ class Subject:
     size: int
     channels: int
     feature_dim: int
-    normalise: Normalise = Normalise()
+    normalise: Normalise = IMAGENET
     spec: Spec | None = None
     """What rebuilds the encoder without its weights; raw pixels have none."""
     run: Path | None = None
@@ -137,7 +138,9 @@ def load_run(file: Path, size: int | None, trust: bool) -> Subject:
     what = " ".join(about[key] for key in ("method", "objective") if key in about)
     run = file.parent if (file.parent / "config.yaml").is_file() else None
     where = file.parent.name if run else file.name
-    return Subject(encoder, f"{where} ({what})" if what else where, side, channels, width, Normalise(), spec, run, about)
+    return Subject(
+        encoder, f"{where} ({what})" if what else where, side, channels, width, IMAGENET, spec, run, about
+    )
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Subject:
@@ -152,7 +155,7 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Sub
         stem = "auto"
     built = backbones.build(backbone, size=size, channels=channels, stem=stem, weights=str(file))
     return Subject(
-        built.encoder.eval(), file.name, size, channels, built.feature_dim, Normalise(), built.spec,
+        built.encoder.eval(), file.name, size, channels, built.feature_dim, IMAGENET, built.spec,
         notes=notes + built.notes,
     )  # fmt: skip
 
@@ -161,6 +164,6 @@ def published_normalise(full_name: str, weights: str | None) -> Normalise:
     """The colours that a library's own weights were trained with; timm has several."""
     library, _, name = full_name.partition("/")
     if weights != "imagenet" or library != "timm":
-        return Normalise()
+        return IMAGENET
     config = backbones.library("timm").get_pretrained_cfg(name)
     return Normalise(tuple(config.mean), tuple(config.std))

@@ -5,7 +5,7 @@
 
 They are kept in mixview's cache under a key of weights, images and transform. A block of images counts when its
 features are on the disk and not before, so that what was cut short is continued and never taken for whole. Several
-processes, of one command (`devices`) or started by torchrun, share a block each in turn and need not talk to each other.
+processes, of one command (`devices`) or started by torchrun, take blocks in turn and need not talk to each other.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, Dataset
 
 from mixview.data.cache import cache_folder
@@ -62,8 +63,8 @@ class Pool(NamedTuple):
         """[N, C, H, W] -> [N, C * side * side]"""
         if maps.shape[-2:] == (self.made_for, self.made_for):
             return F.avg_pool2d(maps, self.kernel, self.stride, self.padding).flatten(1)
-        sides = [min(self.side, side) for side in maps.shape[-2:]]
-        return F.adaptive_avg_pool2d(maps, sides).flatten(1)
+        height, width = (min(self.side, side) for side in maps.shape[-2:])
+        return F.adaptive_avg_pool2d(maps, (height, width)).flatten(1)
 
 
 POOLS: dict[str, Pool] = {
@@ -102,7 +103,8 @@ class Staged(nn.Module):
         for stage in self.stages:
             if stage == "avgpool":
                 continue
-            name = f"layer{int(stage[3:]) - 1}" if stage != "stem" else "relu" if hasattr(self.encoder, "relu") else "act1"
+            stem = "relu" if hasattr(self.encoder, "relu") else "act1"  # torchvision's name, and timm's
+            name = stem if stage == "stem" else f"layer{int(stage[3:]) - 1}"
 
             def keep(module: nn.Module, given: Any, maps: Tensor, stage: str = stage) -> None:
                 pooled[stage] = POOLS[stage](maps)
@@ -335,7 +337,7 @@ def spawn(
     each = default_workers(devices) if workers is None else workers
     threads = max(1, torch.get_num_threads() // devices)
     given = (folder, subject, source, transform, stages, device, devices, each, threads)
-    running = torch.multiprocessing.spawn(fill_part, given, nprocs=devices, join=False)
+    running = start_processes(fill_part, given, nprocs=devices, join=False, start_method="spawn")
     while not running.join(timeout=0.5):
         now = int(done.sum())
         advance(now - before)

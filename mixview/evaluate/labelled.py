@@ -1,4 +1,4 @@
-"""Labelled images to judge an encoder with: a part to learn from and a part to be asked about, their classes in step."""
+"""Labelled images to judge an encoder with: a part to learn from and one to be asked about, classes in step."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -110,10 +110,7 @@ def put_in_step(train: Source, test: Source, words: str) -> Parts:
         for count, name in ((dropped, "training"), (dropped_too, "test"))
         if count
     ]
-    if train.labels() is not None:
-        parts = single_labels(train, test, words)
-    else:
-        parts = sets_of_labels(train, test, words)
+    parts = single_labels(train, test, words) if train.labels() is not None else sets_of_labels(train, test, words)
     assert parts.test_sets is not None
     absent = [name for name, there in zip(parts.classes, (parts.test_sets == 1).any(axis=0), strict=True) if not there]
     if absent:
@@ -151,7 +148,7 @@ def single_labels(train: Source, test: Source, words: str) -> Parts:
     if unseen:
         name = classes[unseen[0]] if unseen[0] < len(classes) else unseen[0]
         raise SourceError(
-            f"the test part of {words} has images of class {name}, and the training part none: give two parts of one set"
+            f"the test part of {words} has images of class {name} and the training part none: give parts of one set"
         )
     eye = np.eye(len(classes), dtype=np.int8)
     return Parts(train, test, classes, words, known, asked, eye[known], eye[asked])

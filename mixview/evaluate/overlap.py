@@ -36,7 +36,8 @@ class Overlap(NamedTuple):
 def overlap(run: Path, source: Source) -> Overlap | None:
     """How many images of a source the run in a folder has learned from; None when it noted nothing to tell by."""
     data = read_data(run)
-    learned = int(data.get("count") or 0)
+    count = data.get("count")
+    learned = count if isinstance(count, int) else 0
     try:
         noted: Identities = np.load(run / NOTED, allow_pickle=False)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """The paper's tables as data, and which of their cells a measurement compares with.
 
-    tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")              # "84.8"
-    find("svm", "mAP", {"method": "mocov2", "objective": "bsim"})  # the same, with the table it came from
+tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")              # "84.8"
+find("svm", "mAP", {"method": "mocov2", "objective": "bsim"})  # the same, with the table it came from
 """
 
 import functools

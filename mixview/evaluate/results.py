@@ -68,7 +68,7 @@ class Row(NamedTuple):
     mean: float
     std: float | None
     """Over results (with n - 1), or of a single result what it says itself; None where there is nothing to go by."""
-    count: int
+    runs: int
     example: Result
 
 
@@ -123,15 +123,15 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     cells = [paper.find(row.protocol, row.metric, row.example.about) for row in rows]
     table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
     table.add_column("measured", justify="right")
-    if any(row.count > 1 for row in rows):
+    if any(row.runs > 1 for row in rows):
         table.add_column("runs", justify="right")
     if any(cells):
         table.add_column("the paper's", justify="right")
     for row, cell in zip(rows, cells, strict=True):
-        name = row.example.encoder if row.count == 1 else general_name(row.example)
+        name = row.example.encoder if row.runs == 1 else general_name(row.example)
         line = [name, row.protocol, row.metric, figure(row.mean, row.std)]
-        if any(each.count > 1 for each in rows):
-            line.append(str(row.count))
+        if any(each.runs > 1 for each in rows):
+            line.append(str(row.runs))
         if any(cells):
             line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
         table.add_row(*(text.replace("[", "\\[") for text in line))

@@ -9,6 +9,9 @@ from torchvision.transforms.v2 import functional as F
 
 from mixview.data.augmentation import Normalise
 
+IMAGENET = Normalise()
+"""The colours of ImageNet, which nearly every encoder is trained with."""
+
 MARGIN = 256 / 224
 """The usual margin: images are resized to 256 pixels and 224 of them are shown."""
 
@@ -19,7 +22,7 @@ class CentreCrop:
     """The shorter side resized to `size` and the usual margin, the middle cropped, the colours normalised."""
 
     size: int
-    normalise: Normalise | None = Normalise()
+    normalise: Normalise | None = IMAGENET
 
     def __call__(self, image: Tensor) -> Tensor:
         """[C, H, W] of uint8 -> [C, size, size]"""
@@ -43,7 +46,7 @@ class Squash:
     """
 
     size: int
-    normalise: Normalise | None = Normalise()
+    normalise: Normalise | None = IMAGENET
 
     def __call__(self, image: Tensor) -> Tensor:
         """[C, H, W] of uint8 -> [C, size, size]"""

@@ -38,7 +38,6 @@ from mixview.train.stopping import Stopping, seconds_of
 from mixview.train.watching import Held, Watch, Watcher, hold_out
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
     """Learn an encoder from images without labels."""
