@@ -31,7 +31,7 @@ TORCH_AND: dict[str, set[str]] = {
     "train/optimisers.py": set(),
     "train/atomic.py": set(),
     "train/checkpoints.py": set(),
-    "train/run_folder.py": {"yaml"},
+    "train/run_folder.py": {"yaml", "numpy"},
 }
 
 

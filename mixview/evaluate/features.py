@@ -44,6 +44,9 @@ FORMAT = 1
 BLOCK = 64
 """Images that are encoded, written and counted together."""
 
+START = "spawn"
+"""How processes are started: a forked one could not use CUDA."""
+
 SAMPLE = 32
 """Images whose content is part of the key, beside the names and sizes of all."""
 
@@ -158,11 +161,10 @@ def extract(
     """
     rank, world = launched()
     folder = cache_folder("features") / cache_key(subject, source, transform, stages)
-    if rank == 0:
-        widths = measure_widths(subject, stages)
-        prepare(folder, len(source), widths)
-    else:
+    if rank > 0:
         wait_until(folder.is_dir)
+    elif not folder.is_dir():
+        prepare(folder, len(source), measure_widths(subject, stages))
     done = open_array(folder, "done")
     if not done.all():
         what = f"features of {len(source)} images"
@@ -192,7 +194,7 @@ def fill(
     """Make the features of every `world`-th block that is missing, and write them where they belong."""
     done, index = open_array(folder, "done"), open_array(folder, "index")
     arrays = {stage: open_array(folder, stage) for stage in stages}
-    missing = [int(block) for block in np.flatnonzero(~done)[rank::world]]
+    missing = [block for block in range(rank, len(done), world) if not done[block]]
     module = Staged(subject.encoder, stages).to(device).eval()
     for block, (images, which) in zip(missing, shown(subject, source, transform, missing, workers), strict=True):
         with torch.inference_mode():
@@ -259,8 +261,6 @@ def cache_key(subject: Subject, source: Source, transform: Transform, stages: Se
 
 def prepare(folder: Path, count: int, widths: dict[str, int]) -> None:
     """Make the empty arrays, all at once: beside, then renamed, so that the folder is there whole or not at all."""
-    if folder.is_dir():
-        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -337,7 +337,7 @@ def spawn(
     each = default_workers(devices) if workers is None else workers
     threads = max(1, torch.get_num_threads() // devices)
     given = (folder, subject, source, transform, stages, device, devices, each, threads)
-    running = start_processes(fill_part, given, nprocs=devices, join=False, start_method="spawn")
+    running = start_processes(fill_part, given, nprocs=devices, join=False, start_method=START)
     while not running.join(timeout=0.5):
         now = int(done.sum())
         advance(now - before)

@@ -1,51 +1,72 @@
-"""Whether an encoder is asked about images that it has learned from."""
+"""Whether an encoder is asked about images that it, or the classifier on top of it, has learned from."""
 
 import json
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mixview.data.fingerprint import explain_change
-from mixview.data.identity import Identities, identities
+from mixview.data.identity import Identities, identities, note_images
 from mixview.data.source import Source
 from mixview.evaluate.progress import bar
 
-NOTED = "images.npy"
+NOTED = "images.npz"
 """What a run notes of its images (`mixview.data.identity`), in its folder."""
 
 
-class Overlap(NamedTuple):
-    """How many of a source's images a run has learned from."""
+class Learned(NamedTuple):
+    """The images that a run has learned from."""
 
-    shared: int
-    asked: int
-    noted: int
-    """So many of the run's images are known …"""
-    learned: int
-    """… of so many that there were."""
+    noted: Identities
+    """Those that are known …"""
+    count: int
+    """… of so many."""
 
-    def words(self, what: str) -> str | None:
-        """A sentence, None when no image is shared."""
-        if not self.shared:
+    def shared(self, asked: Identities, what: str) -> str | None:
+        """A sentence on how many of these images are among them, None when none is."""
+        shared = int(np.isin(asked, self.noted).sum())
+        if not shared:
             return None
-        part = "" if self.noted >= self.learned else f" (of whose {self.learned} images {self.noted} are known)"
-        return f"{self.shared} of the {self.asked} {what} were in the set that the encoder was pretrained on{part}"
+        some = "" if len(self.noted) >= self.count else f" ({len(self.noted)} of its {self.count} images are known)"
+        return f"{shared} of the {len(asked)} {what} were in the set that the encoder was pretrained on{some}"
 
 
-def overlap(run: Path, source: Source) -> Overlap | None:
-    """How many images of a source the run in a folder has learned from; None when it noted nothing to tell by."""
-    data = read_data(run)
-    count = data.get("count")
-    learned = count if isinstance(count, int) else 0
+def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], list[str]]:
+    """Notes and warnings: the training part may have been seen without its labels, the test part never.
+
+    Every test image is looked at, of a very large training part an even sample.
+    """
+    asked, known = all_identities(test), note_images(train)
+    notes, warnings = [], []
+    twice = int(np.isin(asked, known).sum())
+    if twice:
+        warnings.append(f"{twice} of the {len(asked)} test images are training images as well: the figures are too good.")
+    if run is None:
+        return notes, warnings
+    learned = read_learned(run, [(train, known), (test, asked)])
+    if learned is None:
+        warnings.append("The run did not note its images: it is not known whether the test images are among them.")
+        return notes, warnings
+    if words := learned.shared(asked, "test images"):
+        warnings.append(f"{words}: the figures are of images that it knows, and too good.")
+    if words := learned.shared(known, "labelled training images"):
+        notes.append(f"{words}, without their labels, as is usual.")
+    return notes, warnings
+
+
+def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> Learned | None:
+    """What the run in a folder has learned from. Of an older run, one of the candidates, if its fingerprint says so."""
     try:
-        noted: Identities = np.load(run / NOTED, allow_pickle=False)
-    except (OSError, ValueError):
-        recorded = data.get("fingerprint")
-        if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
-            return Overlap(len(source), len(source), learned, learned)
-        return None
-    return Overlap(int(np.isin(all_identities(source), noted).sum()), len(source), len(noted), max(learned, len(noted)))
+        with np.load(run / NOTED, allow_pickle=False) as noted:
+            return Learned(noted["identities"], int(noted["count"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        recorded = read_data(run).get("fingerprint")
+        for source, known in candidates:
+            if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
+                return Learned(known, len(known))
+    return None
 
 
 def all_identities(source: Source) -> Identities:
@@ -66,17 +87,3 @@ def read_data(run: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
-
-
-def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], list[str]]:
-    """Notes and warnings: the training part may have been seen without its labels, the test part never."""
-    if run is None:
-        return [], []
-    found = overlap(run, test)
-    if found is None:
-        return [], ["The run did not note its images, so that it is not known whether the test images are among them."]
-    seen = found.words("test images")
-    warnings = [f"{seen}: the figures are of images that it knows, and too good."] if seen else []
-    known = overlap(run, train)
-    words = known.words("labelled training images") if known else None
-    return ([f"{words}, without their labels, as is usual."] if words else []), warnings

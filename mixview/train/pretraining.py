@@ -135,6 +135,8 @@ class Pretraining:
         folder = settled.prepare_folder(whole)
         try:
             meet_anew(fabric.device.type)
+            if folder is not None:
+                folder.note_images(source)
             fabric.launch()
             fabric.barrier()  # the folder is there now
             settled.train(fabric, folder, reader, held, [words])
