@@ -228,6 +228,7 @@ def evaluations() -> dict[str, Any]:
         "probe": judging.probe,
         "semi": judging.semi,
         "supervised": judging.supervised,
+        "all": judging.everything,
         "show": judging.show,
     }
 

@@ -138,9 +138,7 @@ def load_run(file: Path, size: int | None, trust: bool) -> Subject:
     what = " ".join(about[key] for key in ("method", "objective") if key in about)
     run = file.parent if (file.parent / "config.yaml").is_file() else None
     where = file.parent.name if run else file.name
-    return Subject(
-        encoder, f"{where} ({what})" if what else where, side, channels, width, IMAGENET, spec, run, about
-    )
+    return Subject(encoder, f"{where} ({what})" if what else where, side, channels, width, IMAGENET, spec, run, about)
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Subject:

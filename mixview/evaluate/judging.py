@@ -65,8 +65,8 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(ABC):
-    """What all protocols ask for."""
+class Setting:
+    """What all protocols ask for: an encoder, labelled images, and where to work."""
 
     encoder: str
     """What is judged: a run's folder, a file of weights, a model by name, random, or pixels."""
@@ -103,20 +103,6 @@ class Evaluation(ABC):
     workers: int | None = None
     """Processes that read images; by default the cores, less one."""
 
-    protocol: ClassVar[str]
-    trains_on_images: ClassVar[bool] = False
-    """Whether it trains through images, which one process does."""
-
-    @abstractmethod
-    def judge(self, case: Case) -> Outcome:
-        """Run the protocol."""
-
-    def run(self) -> Result:
-        """Judge, write the result down and show it."""
-        result = self.result(self.open())
-        self.report([result])
-        return result
-
     def open(self) -> Case:
         """The encoder and the images."""
         if self.data is None:
@@ -135,29 +121,6 @@ class Evaluation(ABC):
         )
         notes, warnings = overlap.check(subject.run, parts.train, parts.test)
         return Case(subject, parts, (*subject.notes, *parts.notes, *notes), tuple(warnings))
-
-    def result(self, case: Case) -> Result:
-        """Run the protocol, and put down everything that its figures depend on."""
-        if self.trains_on_images and launched()[1] > 1:
-            raise ValueError(f"{self.protocol} trains on one device: start it without torchrun")
-        outcome = self.judge(case)
-        own = {each.name for each in fields(self)} - {each.name for each in fields(Evaluation)}
-        settings = {name: getattr(self, name) for name in sorted(own)} | {"size": case.subject.size}
-        fingerprints = {"train": case.parts.train.fingerprint(), "test": case.parts.test.fingerprint()}
-        return Result(
-            protocol=self.protocol,
-            metrics=outcome.metrics,
-            words=outcome.words,
-            encoder=case.subject.name,
-            data=case.parts.words,
-            seed=self.seed,
-            spread=dict(outcome.spread),
-            settings=settings,
-            about=case.subject.about,
-            details={"data": fingerprints, **outcome.details},
-            notes=(*case.notes, *outcome.notes),
-            warnings=case.warnings,
-        )
 
     def report(self, found: list[Result]) -> None:
         """Write results to where they are kept, and show them; one process of many does."""
@@ -183,6 +146,63 @@ class Evaluation(ABC):
         path = Path(self.encoder).expanduser()
         run = path if path.is_dir() else path.parent
         return run if path.exists() and (run / "config.yaml").is_file() else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Setting, ABC):
+    """One protocol."""
+
+    protocol: ClassVar[str]
+    needs_network: ClassVar[bool] = False
+    """Whether it trains the encoder itself."""
+    trains_on_images: ClassVar[bool] = False
+    """Whether it trains through images, which one process does."""
+    sets: ClassVar[bool] = False
+    """Whether an image may have several classes."""
+
+    @abstractmethod
+    def judge(self, case: Case) -> Outcome:
+        """Run the protocol."""
+
+    def run(self) -> Result:
+        """Judge, write the result down and show it."""
+        result = self.result(self.open())
+        self.report([result])
+        return result
+
+    def refusal(self, case: Case) -> str | None:
+        """Why this protocol cannot judge this encoder with these images; None when it can."""
+        if not self.sets and case.parts.train_labels is None:
+            return f"it needs one class an image, and those of {self.data} have several"
+        if self.needs_network and case.subject.spec is None:
+            return f"{case.subject.name} have no network to train"
+        if self.trains_on_images and launched()[1] > 1:
+            return "it trains on one device and takes no torchrun"
+        return None
+
+    def result(self, case: Case) -> Result:
+        """Run the protocol, and put down everything that its figures depend on."""
+        refusal = self.refusal(case)
+        if refusal is not None:
+            raise ValueError(f"{self.protocol} is not for this: {refusal}; mixview evaluate all runs what can be run")
+        outcome = self.judge(case)
+        own = {each.name for each in fields(self)} - {each.name for each in fields(Setting)}
+        settings = {name: getattr(self, name) for name in sorted(own)} | {"size": case.subject.size}
+        fingerprints = {"train": case.parts.train.fingerprint(), "test": case.parts.test.fingerprint()}
+        return Result(
+            protocol=self.protocol,
+            metrics=outcome.metrics,
+            words=outcome.words,
+            encoder=case.subject.name,
+            data=case.parts.words,
+            seed=self.seed,
+            spread=dict(outcome.spread),
+            settings=settings,
+            about=case.subject.about,
+            details={"data": fingerprints, **outcome.details},
+            notes=(*case.notes, *outcome.notes),
+            warnings=case.warnings,
+        )
 
     def features(self, case: Case, transform: Transform, stage: Stage) -> tuple[Features, Features]:
         """The features of both parts."""
@@ -282,6 +302,11 @@ class Linear(Trained):
     """With --fast: the best there is (weight decay chosen on held-out images), or the recipe's descent."""
 
     protocol: ClassVar[str] = "linear"
+
+    def refusal(self, case: Case) -> str | None:
+        if self.fast and case.parts.train_labels is not None:
+            return None  # on features, by any number of processes
+        return super().refusal(case)
 
     def result(self, case: Case) -> Result:
         if self.fast and self.solver == "optimum" and self.epochs is not None:
@@ -395,6 +420,7 @@ class Semi(Trained):
     """How many times as fast as the encoder the classifier learns."""
 
     protocol: ClassVar[str] = "semi"
+    needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
         _, test_labels = case.parts.single(self.protocol)
@@ -440,6 +466,7 @@ class Supervised(Trained):
     """The same network trained with all labels from scratch, for comparison."""
 
     protocol: ClassVar[str] = "supervised"
+    needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
         labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
@@ -463,6 +490,55 @@ class Supervised(Trained):
             f"last epoch, {CentreCrop(case.subject.size).words}. The encoder's own weights play no part."
         )
         return Outcome(percentages(found), words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class All(Setting):
+    """Every protocol that the labels allow, one after the other."""
+
+    fast: bool = False
+    """linear on features; and leave out probe, semi and supervised, which train on images."""
+    epochs: int | None = None
+    """Passes over the images, of every protocol that trains on them; by default as published."""
+    batch: int | None = None
+    """Images a step, likewise."""
+    skip: list[str] = field(default_factory=list)
+    """Protocols to leave out, such as supervised."""
+
+    def run(self) -> list[Result]:
+        """Judge by every protocol; what is left out, and why, is said."""
+        strange = sorted(set(self.skip) - {each.protocol for each in PROTOCOLS})
+        if strange:
+            known = ", ".join(each.protocol for each in PROTOCOLS)
+            raise ValueError(f"there is no protocol {strange[0]!r} to skip: there are {known}")
+        case = self.open()
+        common = {each.name: getattr(self, each.name) for each in fields(Setting)}
+        found, left_out = [], {}
+        for make in PROTOCOLS:
+            options: dict[str, Any] = {}
+            if issubclass(make, Trained) and not (make is Linear and self.fast):
+                options = {"epochs": self.epochs, "batch": self.batch}
+            if make is Linear:
+                options["fast"] = self.fast
+            protocol = make(**common, **options)
+            reason = protocol.refusal(case)
+            if make.protocol in self.skip:
+                reason = "as asked"
+            elif self.fast and make.trains_on_images and make is not Linear:
+                reason = "--fast trains nothing on images"
+            if reason is not None:
+                left_out[make.protocol] = reason
+                continue
+            found.append(protocol.result(case))
+        if found:
+            self.report(found)
+        for name, reason in left_out.items():
+            print(f"left out {name}: {reason}")
+        return found
+
+
+PROTOCOLS: tuple[type[Evaluation], ...] = (Knn, Linear, Probe, Semi, Supervised)
+"""In the order of their cost."""
 
 
 def knn(encoder: str, **options: Any) -> Result:
@@ -513,6 +589,16 @@ def supervised(encoder: str, **options: Any) -> Result:
         options: of `Supervised`.
     """
     return Supervised(encoder=encoder, **options).run()
+
+
+def everything(encoder: str, **options: Any) -> list[Result]:
+    """Judge by every protocol that the labels allow, and say which were left out and why.
+
+    Args:
+        encoder: what is judged: a run's folder, a file of weights, a model by name, random, or pixels.
+        options: of `All`.
+    """
+    return All(encoder=encoder, **options).run()
 
 
 def show(folders: list[str]) -> None:

@@ -21,7 +21,7 @@ class Learned(NamedTuple):
 
     noted: Identities
     """Those that are known …"""
-    count: int
+    total: int
     """… of so many."""
 
     def shared(self, asked: Identities, what: str) -> str | None:
@@ -29,7 +29,7 @@ class Learned(NamedTuple):
         shared = int(np.isin(asked, self.noted).sum())
         if not shared:
             return None
-        some = "" if len(self.noted) >= self.count else f" ({len(self.noted)} of its {self.count} images are known)"
+        some = "" if len(self.noted) >= self.total else f" ({len(self.noted)} of its {self.total} images are known)"
         return f"{shared} of the {len(asked)} {what} were in the set that the encoder was pretrained on{some}"
 
 
@@ -39,10 +39,11 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
     Every test image is looked at, of a very large training part an even sample.
     """
     asked, known = all_identities(test), note_images(train)
-    notes, warnings = [], []
+    notes: list[str] = []
+    warnings: list[str] = []
     twice = int(np.isin(asked, known).sum())
     if twice:
-        warnings.append(f"{twice} of the {len(asked)} test images are training images as well: the figures are too good.")
+        warnings.append(f"{twice} of the {len(asked)} test images are training images too: the figures are too good.")
     if run is None:
         return notes, warnings
     learned = read_learned(run, [(train, known), (test, asked)])
@@ -59,7 +60,7 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
 def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> Learned | None:
     """What the run in a folder has learned from. Of an older run, one of the candidates, if its fingerprint says so."""
     try:
-        with np.load(run / NOTED, allow_pickle=False) as noted:
+        with (run / NOTED).open("rb") as file, np.load(file, allow_pickle=False) as noted:
             return Learned(noted["identities"], int(noted["count"]))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         recorded = read_data(run).get("fingerprint")

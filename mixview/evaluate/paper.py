@@ -76,8 +76,8 @@ def column_of(protocol: str, metric: str, objective: str) -> tuple[str, str] | N
             ("svm", "mAP"): ("tab:mix_strategy_drop", "SVM @VOC2007"),
             ("linear", "top-1"): ("tab:mix_strategy_drop", "LC @ImageNet"),
         }.get((protocol, metric))
-    if protocol == "lowshot" and metric.startswith("k="):
-        return "tab:svm", metric.removeprefix("k=")
+    if protocol == "lowshot":
+        return "tab:svm", metric.removeprefix("k=").removesuffix(" oracle")
     if protocol == "probe" and metric.endswith(" top-1"):
         return "tab:linear-imagenet", metric.removesuffix(" top-1")
     if protocol == "semi":

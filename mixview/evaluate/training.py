@@ -185,7 +185,7 @@ def descend(
                 advance(1)
             if not bool(value.isfinite()):
                 raise ValueError(
-                    f"the loss is {float(value)} after epoch {epoch + 1}: use a smaller --lr than {schedule.lr:g}"
+                    f"the loss is {value.item()} after epoch {epoch + 1}: use a smaller --lr than {schedule.lr:g}"
                 )
 
 

@@ -57,9 +57,13 @@ CHECKPOINTS: dict[str, Callable[[nn.Module], Any]] = {
     },
     "moco v3": lambda e: {"state_dict": named(e, "module.base_encoder.") | other(e, "module.momentum_encoder.")},
     "simsiam": lambda e: {"state_dict": named(e, "module.encoder.") | {"module.predictor.0.weight": torch.rand(3, 3)}},
-    "lightly": lambda e: {"state_dict": sequential(e, "backbone.") | {"projection_head.layers.0.weight": torch.rand(3, 3)}},
-    "lightly momentum": lambda e: sequential(e, "backbone.")
-    | OrderedDict((f"backbone_momentum.{k}", v + 1) for k, v in sequential(e, "").items()),
+    "lightly": lambda e: {
+        "state_dict": sequential(e, "backbone.") | {"projection_head.layers.0.weight": torch.rand(3, 3)}
+    },
+    "lightly momentum": lambda e: (
+        sequential(e, "backbone.")
+        | OrderedDict((f"backbone_momentum.{k}", v + 1) for k, v in sequential(e, "").items())
+    ),
     "solo-learn": lambda e: {
         "state_dict": named(e, "backbone.") | other(e, "momentum_backbone.") | {"projector.0.weight": torch.rand(3, 3)}
     },
@@ -91,8 +95,7 @@ CHECKPOINTS: dict[str, Callable[[nn.Module], Any]] = {
 def test_checkpoints_of_others_are_recognised(origin: str, resnet: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / ("model.torch" if "vissl" in origin else "checkpoint.pth.tar")
     torch.save(CHECKPOINTS[origin](resnet), path)
-    subject = load(str(path), natural_size=32, size=32)
-    assert "fits small" in subject.notes[0]
+    subject = load(str(path), natural_size=32, size=32, backbone="small")
     with torch.no_grad():
         assert torch.equal(subject.encoder(IMAGES), resnet(IMAGES))
 
@@ -117,7 +120,7 @@ def test_a_torchvision_resnet_and_its_stem_are_recognised(stem: backbones.Stem, 
 
 def test_what_does_not_fit_is_refused_in_a_sentence(resnet: nn.Module, tmp_path: Path) -> None:
     torch.save(named(resnet, "module.encoder_q."), tmp_path / "m.pt")
-    with pytest.raises(ValueError, match="fit torchvision/resnet50.*pass the backbone that the file was made with"):
+    with pytest.raises(ValueError, match=r"fit torchvision/resnet50.*pass the backbone that the file was made with"):
         load(str(tmp_path / "m.pt"), natural_size=32, backbone="resnet50")
     torch.save({"a.weight": torch.rand(3, 3)}, tmp_path / "strange.pt")
     with pytest.raises(ValueError, match=r"strange.pt fits none of .*resnet50.*as --backbone"):

@@ -53,7 +53,7 @@ def test_missing_labels(tmp_path: Path) -> None:
     for name in ("x.png", "y.png"):
         write(tmp_path / "plain" / name)
     write_classes(tmp_path / "test", {"a": 1, "b": 1})
-    with pytest.raises(SourceError, match="the training part of .* has no labels to judge by: give labelled images"):
+    with pytest.raises(SourceError, match=r"the training part of .* has no labels to judge by: give labelled images"):
         open_parts(str(tmp_path / "plain"), test_data=str(tmp_path / "test"))
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=np.array([0, 1, -1, 1]))
@@ -73,5 +73,5 @@ def test_voc_has_sets_of_labels_and_no_single_ones(tmp_path: Path) -> None:
     train, test = parts.sets()
     assert train.shape == test.shape == (12, len(parts.classes))
     assert set(np.unique(train)) <= {-1, 0, 1}
-    with pytest.raises(SourceError, match="linear needs one class an image, and .* has sets of them: use svm"):
+    with pytest.raises(SourceError, match=r"linear needs one class an image, and .* has sets of them: use svm"):
         parts.single("linear")
