@@ -1,0 +1,347 @@
+"""SVMs of many problems, at every cost, with cross-validation: what the protocols of `svm` and `low_shot` share.
+
+A problem is a class, or a class of one sample: which images are positive, and which count. It is trained on all that
+count and again without each fold, at every cost; the folds give its average precision under cross-validation.
+
+Two backends fit the same objective. `batched` solves all problems, folds and costs together
+(`mixview.evaluate.svm_solver`), on the device of the features; `liblinear` is scikit-learn's `LinearSVC`, one fit
+after the other on all cores, as published.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from joblib import Parallel, delayed
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import StratifiedKFold
+from sklearn.svm import LinearSVC
+from torch import Tensor
+
+from mixview.evaluate.average_precision import Interpolation, average_precision
+from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve_path
+
+Backend = Literal["batched", "liblinear"]
+Normalisation = Literal["l2", "none"]
+Report = Callable[[int, int], object]
+"""Called with how many SVMs are done, and how many there are."""
+
+COSTS = (1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20)))
+"""The published costs, in their order."""
+
+LIBLINEAR_TOLERANCE = 1e-4
+"""The published one."""
+
+CELLS = 2**25
+"""Of images by problems at once: a quarter of a gigabyte for each of the solver's ten or so matrices."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How SVMs are trained and judged; the defaults are the published ones."""
+
+    costs: tuple[float, ...] = COSTS
+    """What C is chosen from; of equally good ones the first."""
+    folds: int = 3
+    """Of the cross-validation that chooses C."""
+    positive_weight: float = 2.0
+    """How much more the cost counts for a positive than for a negative."""
+    normalisation: Normalisation = "l2"
+    """Features divided by their length + 1e-5, or as they are."""
+    intercept: float = 1.0
+    """The constant feature whose weight is the intercept, regularised like every other; 0 for none."""
+    interpolation: Interpolation = "all-points"
+    """Of the average precision on the test set. (Cross-validation has the plain one, as published.)"""
+    fallback_cost: float = 1.0
+    """C where there are too few positives to cross-validate."""
+    backend: Backend = "batched"
+    """batched, or liblinear, the reference."""
+    tolerance: float | None = None
+    """When a fit has converged: the relative duality gap of batched (default 1e-12), the tol of liblinear (1e-4)."""
+    liblinear_dual: bool = True
+    """Coordinate descent on the dual, as published, or Newton on the primal, faster where costs are large."""
+    liblinear_iterations: int = 2000
+    """After which liblinear stops short of its tolerance; the result says how often it did."""
+    jobs: int = -1
+    """Processes of liblinear; -1 for one a core."""
+
+    def __post_init__(self) -> None:
+        distinct = len(set(self.costs)) == len(self.costs)
+        if not self.costs or not distinct or not all(0 < cost < math.inf for cost in self.costs):
+            raise ValueError(f"costs must be one or more different positive numbers, got {list(self.costs)}")
+        if self.folds < 2:
+            raise ValueError(f"cross-validation needs at least 2 folds, got {self.folds}")
+        for name, number in (("positive_weight", self.positive_weight), ("fallback_cost", self.fallback_cost)):
+            if not 0 < number < math.inf:
+                raise ValueError(f"{name} must be a positive number, got {number}")
+        chosen = ("backend", self.backend, Backend), ("normalisation", self.normalisation, Normalisation)
+        for name, value, known in (*chosen, ("interpolation", self.interpolation, Interpolation)):
+            if value not in get_args(known):
+                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
+
+    def in_words(self) -> str:
+        """What is fitted, and how."""
+        features = "L2-normalised features" if self.normalisation == "l2" else "features as they are"
+        if self.backend == "batched":
+            how = f"solved together to a relative duality gap of {self.tolerance or TOLERANCE:g}"
+        else:
+            space = "dual" if self.liblinear_dual else "primal"
+            how = (
+                f"by LIBLINEAR, {space}, tolerance {self.tolerance or LIBLINEAR_TOLERANCE:g}, "
+                f"at most {self.liblinear_iterations} iterations"
+            )
+        intercept = "intercept regularised" if self.intercept else "no intercept"
+        return (
+            f"one linear SVM a class (squared hinge, L2, {intercept}) on {features}, "
+            f"positives weighted {self.positive_weight:g}, {how}"
+        )
+
+
+def best_cost(validated: Tensor, fit: Fit) -> Tensor:
+    """The first of the best costs, as an index into `fit.costs`: [costs, P] -> [P]; the fallback where all are NaN."""
+    chosen = validated.nan_to_num(-1).cpu().argmax(0)
+    nowhere = validated.isnan().all(0).cpu()
+    if bool(nowhere.any()):
+        if fit.fallback_cost not in fit.costs:
+            raise ValueError(
+                f"there are too few positives to cross-validate, and the fallback_cost {fit.fallback_cost:g} is none "
+                f"of the costs: choose one of {', '.join(f'{cost:g}' for cost in fit.costs)}"
+            )
+        chosen[nowhere] = fit.costs.index(fit.fallback_cost)
+    return chosen
+
+
+def hold_out(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
+    """Which images each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds, of fewer images fewer.
+
+    Fewer than `folds` where there are fewer positives or negatives; none where there is but one.
+    """
+    held = torch.zeros(*positive.shape, folds, dtype=torch.bool)
+    for column in range(positive.shape[1]):
+        rows = counted[:, column].nonzero().flatten()
+        signs = positive[rows, column].numpy()
+        possible = min(folds, int(signs.sum()), int((~signs).sum()))
+        if possible >= 2:
+            for fold, (_, out) in enumerate(StratifiedKFold(possible).split(signs, signs)):
+                held[rows[torch.from_numpy(out)], column, fold] = True
+    return held
+
+
+class Outcome(NamedTuple):
+    """Of P problems at every cost, in the order of `Fit.costs`."""
+
+    cross_validated: Tensor
+    """[costs, P] plain average precision, the mean over the folds; NaN without any."""
+    test_scores: Tensor
+    """[costs, M, P]"""
+    folds: Tensor
+    """[P] how many there were."""
+    objective: Tensor
+    """[costs, P, 1 + folds] what training reached: on everything, and without each fold."""
+
+
+class Fitted(NamedTuple):
+    """K problems at one cost."""
+
+    cost: float
+    scores: Tensor
+    """[N, K]"""
+    test_scores: Tensor
+    """[M, tested]"""
+    objective: Tensor
+    """[K]"""
+
+
+class Counter:
+    """How many SVMs are done, of how many."""
+
+    def __init__(self, report: Report | None, total: int) -> None:
+        self.report = report
+        self.total = total
+        self.done = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if self.report is not None:
+            self.report(self.done, self.total)
+
+
+class Machine(ABC):
+    """Fits problems on one training set and scores one test set; what differs between backends is `fits`."""
+
+    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+        self.train = train
+        self.test = test
+        self.fit = fit
+        self.counter = counter
+
+    def run(self, positive: Tensor, counted: Tensor) -> Outcome:
+        """Fit P problems at every cost, on everything that counts and without each fold. positive, counted: [N, P]"""
+        at_once = max(1, CELLS // (len(positive) * (1 + self.fit.folds)))
+        blocks = [
+            self.run_block(*block) for block in zip(positive.split(at_once, 1), counted.split(at_once, 1), strict=True)
+        ]
+        return Outcome(
+            torch.cat([block.cross_validated for block in blocks], dim=1),
+            torch.cat([block.test_scores for block in blocks], dim=2),
+            torch.cat([block.folds for block in blocks]),
+            torch.cat([block.objective for block in blocks], dim=1),
+        )
+
+    def run_block(self, positive: Tensor, counted: Tensor) -> Outcome:
+        n, count = positive.shape
+        folds = self.fit.folds
+        held = hold_out(positive, counted, folds)
+        used = held.any(0)
+        # Everything first, then what a fold leaves of it; a fold that there is not has no weight at all.
+        seen = torch.cat([counted, (counted.unsqueeze(2) & ~held & used).flatten(1)], dim=1)
+        signs = torch.cat([positive, positive.unsqueeze(2).expand_as(held).flatten(1)], dim=1).double().mul_(2).sub_(1)
+        weights = seen * torch.where(signs > 0, self.fit.positive_weight, 1.0)
+        device = self.train.device
+        relevant, ignored = positive.to(device).unsqueeze(2), ~held.to(device)
+        order = {cost: index for index, cost in enumerate(self.fit.costs)}
+        validated = self.train.new_zeros(len(order), count)
+        test_scores = self.train.new_zeros(len(order), len(self.test), count)
+        objective = self.train.new_zeros(len(order), count, 1 + folds)
+        for fitted in self.fits(signs.to(device), weights.to(device), count):
+            index = order[fitted.cost]
+            out = fitted.scores[:, count:].view(n, count, folds)
+            validated[index] = average_precision(out, relevant, ignored, interpolation="plain").nanmean(1)
+            test_scores[index] = fitted.test_scores
+            objective[index, :, 0] = fitted.objective[:count]
+            objective[index, :, 1:] = fitted.objective[count:].view(count, folds)
+        return Outcome(validated, test_scores, used.sum(1), objective)
+
+    @abstractmethod
+    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+        """Solve the problems [N, K] at every cost, in any order; the first `tested` are asked about the test set."""
+
+    def notes(self) -> list[str]:
+        """What the fits have to say about themselves."""
+        return []
+
+
+class Batched(Machine):
+    """All problems together, by `solve_path`."""
+
+    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+        super().__init__(train, test, fit, counter)
+        self.whole: tuple[Basis, Tensor] | None = None
+
+    def coordinates(self, rows: Tensor) -> tuple[Basis, Tensor]:
+        """A basis of the images in these rows, and the test images in it; of all images it is made once."""
+        if len(rows) == len(self.train) and self.whole is not None:
+            return self.whole
+        basis = principal_basis(self.train[rows], self.fit.intercept)
+        made = basis, basis.of(self.test)
+        if len(rows) == len(self.train):
+            self.whole = made
+        return made
+
+    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+        rows = (weights > 0).any(1).nonzero().flatten()
+        if 2 * len(rows) > len(self.train):
+            rows = torch.arange(len(self.train), device=rows.device)
+        basis, test = self.coordinates(rows)
+        tolerance = self.fit.tolerance or TOLERANCE
+        for solved in solve_path(basis, signs[rows], weights[rows], sorted(self.fit.costs), tolerance=tolerance):
+            scores = torch.zeros_like(signs).index_copy_(0, rows, solved.scores)
+            self.counter.add(signs.shape[1])
+            yield Fitted(solved.cost, scores, test @ solved.coefficients[:, :tested], solved.objective)
+
+
+class Liblinear(Machine):
+    """One problem after the other, by scikit-learn's `LinearSVC`, several processes at once."""
+
+    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+        super().__init__(train, test, fit, counter)
+        self.stopped_short = 0
+
+    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+        costs = sorted(self.fit.costs)
+        train, test = self.train.cpu().numpy(), self.test.cpu().numpy()
+        y, s = signs.cpu().numpy(), weights.cpu().numpy()
+        tasks = (delayed(liblinear_path)(train, test, y[:, k], s[:, k], costs, self.fit) for k in range(y.shape[1]))
+        columns = []
+        for column in Parallel(n_jobs=self.fit.jobs, return_as="generator")(tasks):
+            columns.append(column)
+            self.stopped_short += sum(one.short for one in column)
+            self.counter.add(len(costs))
+        for cost, found in zip(costs, zip(*columns, strict=True), strict=True):
+            yield Fitted(
+                cost,
+                torch.from_numpy(np.stack([one.scores for one in found], axis=1)).to(self.train),
+                torch.from_numpy(np.stack([one.test_scores for one in found[:tested]], axis=1)).to(self.train),
+                torch.tensor([one.objective for one in found]).to(self.train),
+            )
+
+    def notes(self) -> list[str]:
+        if not self.stopped_short:
+            return []
+        return [
+            f"{self.stopped_short} of {self.counter.done} fits of LIBLINEAR stopped at {self.fit.liblinear_iterations} "
+            "iterations, short of their tolerance"
+        ]
+
+
+class Column(NamedTuple):
+    """One problem at one cost."""
+
+    scores: npt.NDArray[np.float64]
+    test_scores: npt.NDArray[np.float64]
+    objective: float
+    short: bool
+    """Whether it stopped before it had converged."""
+
+
+def liblinear_path(
+    train: npt.NDArray[np.float64],
+    test: npt.NDArray[np.float64],
+    signs: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    costs: Sequence[float],
+    fit: Fit,
+) -> list[Column]:
+    """One problem at every cost: what `LinearSVC(class_weight={1: 2, -1: 1})` gives, with weights image by image."""
+    rows = weights > 0
+    if not rows.any():
+        return [Column(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
+    columns = []
+    features, wanted, counts = train[rows], signs[rows], weights[rows]
+    for cost in costs:
+        model = LinearSVC(
+            C=cost,
+            loss="squared_hinge",
+            penalty="l2",
+            dual=fit.liblinear_dual,
+            tol=fit.tolerance or LIBLINEAR_TOLERANCE,
+            max_iter=fit.liblinear_iterations,
+            fit_intercept=fit.intercept != 0,
+            intercept_scaling=fit.intercept or 1.0,
+            random_state=0,
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            model.fit(features, wanted, sample_weight=counts)
+        short = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        scores = model.decision_function(train)
+        constant = float(np.ravel(model.intercept_)[0]) / (fit.intercept or 1.0)
+        loss = np.maximum(0, 1 - wanted * scores[rows])
+        objective = (model.coef_[0] @ model.coef_[0] + constant**2) / 2 + cost * (counts * loss) @ loss
+        columns.append(Column(scores, model.decision_function(test), float(objective), short))
+    return columns
+
+
+def start(train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> Machine:
+    """The machine of the chosen backend. Features [N, D] and [M, D], normalised here, on the device of the former."""
+    prepared = [features.to(train.device, torch.float64) for features in (train, test)]
+    if fit.normalisation == "l2":
+        prepared = [features / (features.norm(dim=1, keepdim=True) + 1e-5) for features in prepared]
+    backend = Batched if fit.backend == "batched" else Liblinear
+    return backend(prepared[0], prepared[1], fit, counter)
