@@ -226,6 +226,8 @@ def evaluations() -> dict[str, Any]:
         "knn": judging.knn,
         "linear": judging.linear,
         "probe": judging.probe,
+        "svm": judging.svm,
+        "lowshot": judging.lowshot,
         "semi": judging.semi,
         "supervised": judging.supervised,
         "all": judging.everything,

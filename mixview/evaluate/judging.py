@@ -7,9 +7,10 @@
 The protocols themselves are in files of their own and know nothing of this one.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -37,9 +38,13 @@ from mixview.evaluate.linear import (
     linear_on_images,
     logistic_regression,
 )
+from mixview.evaluate.low_shot import SHOTS, LowShotSettings, evaluate_low_shot
+from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.results import Result, percentages
+from mixview.evaluate.svm import Difficult, Labelled, SvmSettings, evaluate_svm, from_label_sets
+from mixview.evaluate.svm_fitting import Fit
 from mixview.evaluate.training import Schedule, accuracy, as_tensor
-from mixview.evaluate.transforms import CentreCrop, Transform
+from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 
 EXACT = 2**27
 """Up to so many numbers features are fitted in double precision."""
@@ -187,7 +192,8 @@ class Evaluation(Setting, ABC):
             raise ValueError(f"{self.protocol} is not for this: {refusal}; mixview evaluate all runs what can be run")
         outcome = self.judge(case)
         own = {each.name for each in fields(self)} - {each.name for each in fields(Setting)}
-        settings = {name: getattr(self, name) for name in sorted(own)} | {"size": case.subject.size}
+        every = asdict(self)
+        settings = {name: every[name] for name in sorted(own)} | {"size": case.subject.size}
         fingerprints = {"train": case.parts.train.fingerprint(), "test": case.parts.test.fingerprint()}
         return Result(
             protocol=self.protocol,
@@ -270,6 +276,103 @@ class Knn(Evaluation):
             f"features of a {CentreCrop(case.subject.size).words}."
         )
         return Outcome(percentages(found), words, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines(Evaluation):
+    """What the protocols of linear SVMs ask for."""
+
+    stage: Stage | None = None
+    """Which features; by default res5 pooled to 2×2 (the paper writes res4), and the output of what is no ResNet."""
+    shown: Literal["squash", "crop"] = "squash"
+    """The whole image squashed into a square, as published, or its centre."""
+    fit: Fit = field(default_factory=Fit)
+    """How the SVMs are trained and judged."""
+
+    sets: ClassVar[bool] = True
+
+    def labelled(self, case: Case) -> tuple[Labelled, Labelled, str, tuple[str, ...]]:
+        """Features and labels of both parts, what the features are in words, and notes."""
+        notes: tuple[str, ...] = ()
+        stage = self.stage
+        if stage is None:
+            stage = "res5" if "res5" in stages_of(case.subject.encoder) else "avgpool"
+            if stage == "avgpool":
+                notes = (f"{case.subject.name}: no ResNet, so that the features are its output (avgpool).",)
+        make = Squash if self.shown == "squash" else CentreCrop
+        transform = make(case.subject.size, case.subject.normalise)
+        train, test = self.features(case, transform, stage)
+        device = pick_device(self.device)
+        sets = (from_label_sets(each) for each in case.parts.sets())
+        known, asked = (
+            Labelled(part[stage].to(device), labels[torch.from_numpy(part.kept)].to(device))
+            for part, labels in zip((train, test), sets, strict=True)
+        )
+        words = f"{stage} ({known.features.shape[1]} numbers), {transform.words}"
+        return known, asked, words, (*notes, *bad_images(case.parts, train, test))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svm(Machines):
+    """A linear SVM a class, on all training images."""
+
+    difficult: Difficult = "negative"
+    """What an object marked difficult makes of its image in training: a negative, as published, or nothing."""
+
+    protocol: ClassVar[str] = "svm"
+
+    def judge(self, case: Case) -> Outcome:
+        known, asked, words, notes = self.labelled(case)
+        settings = SvmSettings(fit=self.fit, difficult=self.difficult)
+        with counted("SVMs") as report:
+            found = evaluate_svm(known, asked, classes=case.parts.classes, settings=settings, report=report)
+        details = {"classes": found.classes, "AP": found.per_class, "C": found.costs}
+        words = f"{found.protocol}; features {words}."
+        return Outcome(percentages(found.metrics()), words, details=details, notes=(*notes, *found.notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowShot(Machines):
+    """Linear SVMs on a few images a class."""
+
+    shots: list[int] = field(default_factory=lambda: list(SHOTS))
+    """k, how many positives a class; of a class with fewer all are taken."""
+    samples: int = 3
+    """How often they are drawn; the paper's table of α has 5."""
+    negatives: int | None = None
+    """How many for each positive; by default as many as there are other classes, 19 for VOC."""
+
+    protocol: ClassVar[str] = "lowshot"
+
+    def judge(self, case: Case) -> Outcome:
+        known, asked, words, notes = self.labelled(case)
+        settings = LowShotSettings(
+            fit=self.fit, shots=tuple(self.shots), samples=self.samples, negatives=self.negatives, seed=self.seed
+        )
+        with counted("SVMs") as report:
+            found = evaluate_low_shot(known, asked, classes=case.parts.classes, settings=settings, report=report)
+        metrics, spread = {}, {}
+        for row in found.shots:
+            for name, each in (("oracle", row.oracle), ("cross-validated", row.cross_validated)):
+                metrics[f"k={row.k} {name}"] = each.mean
+                spread[f"k={row.k} {name}"] = each.std
+        words = f"mAP; {found.protocol}; features {words}."
+        details = {"C": {row.k: {"oracle": row.oracle_cost, "cross-validated": row.costs} for row in found.shots}}
+        return Outcome(percentages(metrics), words, percentages(spread), details, (*notes, *found.notes))
+
+
+@contextlib.contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar for what says how much of how much is done."""
+    with contextlib.ExitStack() as stack:
+        shown: list[tuple[Advance, int]] = []
+
+        def report(done: int, total: int) -> None:
+            advance, before = shown.pop() if shown else (stack.enter_context(bar(what, total)), 0)
+            advance(done - before)
+            shown.append((advance, done))
+
+        yield report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -537,7 +640,7 @@ class All(Setting):
         return found
 
 
-PROTOCOLS: tuple[type[Evaluation], ...] = (Knn, Linear, Probe, Semi, Supervised)
+PROTOCOLS: tuple[type[Evaluation], ...] = (Knn, Svm, LowShot, Linear, Probe, Semi, Supervised)
 """In the order of their cost."""
 
 
@@ -559,6 +662,26 @@ def linear(encoder: str, **options: Any) -> Result:
         options: of `Linear`.
     """
     return Linear(encoder=encoder, **options).run()
+
+
+def svm(encoder: str, **options: Any) -> Result:
+    """Judge by a linear SVM a class, as published for VOC2007: mean average precision.
+
+    Args:
+        encoder: what is judged: a run's folder, a file of weights, a model by name, random, or pixels.
+        options: of `Svm`.
+    """
+    return Svm(encoder=encoder, **options).run()
+
+
+def lowshot(encoder: str, **options: Any) -> Result:
+    """Judge by linear SVMs on 1, 2, 4 … 96 images a class: mean average precision, mean and deviation over samples.
+
+    Args:
+        encoder: what is judged: a run's folder, a file of weights, a model by name, random, or pixels.
+        options: of `LowShot`.
+    """
+    return LowShot(encoder=encoder, **options).run()
 
 
 def probe(encoder: str, **options: Any) -> Result:
