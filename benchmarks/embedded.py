@@ -1,8 +1,9 @@
 """Does it learn? Every method on the embedded scenes, against a random encoder and raw pixels, by k-NN and linearly.
 
-    python benchmarks/embedded.py [--methods simclr mocov2 byol simsiam] [--objectives wbsim] [--epochs 30] [--jobs 2]
+    python benchmarks/embedded.py [--methods simclr mocov2 byol simsiam] [--objectives sim wbsim] [--jobs 2]
 
-Recipes small/cpu-METHOD, one core a run. The scenes that are asked about were in no run.
+Recipes small/cpu-METHOD as they are but for the objective, one core a run. The scenes that are asked about were in no
+run, nor were they looked at when the recipes were made (that was the val part).
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,49 +25,56 @@ from mixview import backbones
 from mixview.data.scenes import Scenes
 from mixview.evaluate.knn import knn_accuracy
 from mixview.export import load_encoder
+from mixview.train.run_folder import RunFolder
+
+SIZE = 32
+"""Of the scenes, and of the recipes' views."""
 
 
-def run(method: str, objective: str, seed: int, epochs: int, count: int, size: int, folder: Path) -> Path:
-    """One `mixview pretrain` in a process of its own."""
+def run(method: str, objective: str, seed: int, epochs: int | None, count: int, folder: Path) -> tuple[Path, float]:
+    """One `mixview pretrain` in a process of its own; its folder, and the minutes that it took."""
     out = folder / f"{method}-{objective}-{seed}"
     command = [sys.executable, "-m", "mixview.cli", "pretrain", "--recipe", f"small/cpu-{method}", "--data", "scenes"]
-    command += ["--data_options", f'{{"count": {count}}}', "--objective", objective, "--epochs", str(epochs)]
-    command += ["--size", str(size), "--seed", str(seed), "--out", str(out), "--workers", "0"]
+    command += ["--data_options", f'{{"count": {count}}}', "--objective", objective]
+    command += ["--seed", str(seed), "--out", str(out), "--workers", "0"]
+    command += [] if epochs is None else ["--epochs", str(epochs)]
     command += ["--watch.look_every", "0", "--watch.estimate", "false"]
+    start = time.monotonic()
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-2000:])
-    return out
+    return out, (time.monotonic() - start) / 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", default=["simclr", "mocov2", "byol", "simsiam"])
-    parser.add_argument("--objectives", nargs="+", default=["wbsim"])
+    parser.add_argument("--objectives", nargs="+", default=["sim", "wbsim"])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--count", type=int, default=4000)
-    parser.add_argument("--size", type=int, default=24)
+    parser.add_argument("--epochs", type=int, help="by default those of each recipe")
+    parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     train, test = Scenes(options.count), Scenes(1000, split="test")
     labels, truth = torch.as_tensor(train.labels()), torch.as_tensor(test.labels())
 
-    def judge(name: str, encoder: nn.Module) -> None:
-        known, asked = features(encoder, train, options.size), features(encoder, test, options.size)
+    def judge(name: str, encoder: nn.Module, about: str = "") -> None:
+        known, asked = features(encoder, train, SIZE), features(encoder, test, SIZE)
         knn = knn_accuracy(known, labels, asked, truth, classes=CLASSES)
-        print(f"{name:24} {knn:8.1%} {linear_accuracy(known, labels, asked, truth):8.1%}", flush=True)
+        print(f"{name:24} {knn:8.1%} {linear_accuracy(known, labels, asked, truth):8.1%}   {about}", flush=True)
 
-    print(f"{options.count} scenes, {options.epochs} epochs, {options.size} px; 1,000 unseen scenes, {CLASSES} classes")
+    print(f"{options.count} scenes of {SIZE} px; 1,000 unseen scenes, {CLASSES} classes")
     print(f"{'':24} {'20-NN':>8} {'linear':>8}")
     torch.manual_seed(0)
     judge("raw pixels", nn.Flatten())
-    judge("random encoder", backbones.build("small", size=options.size).encoder)
+    judge("random encoder", backbones.build("small", size=SIZE).encoder)
     cells = [(m, o, s) for m in options.methods for o in options.objectives for s in range(options.seeds)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        arguments = options.epochs, options.count, options.size, Path(folder)
-        for (method, objective, seed), out in zip(cells, pool.map(lambda c: run(*c, *arguments), cells), strict=True):
-            judge(f"{method} {objective} seed {seed}", load_encoder(out)[0])
+        done = pool.map(lambda cell: run(*cell, options.epochs, options.count, Path(folder)), cells)
+        for (method, objective, seed), (out, minutes) in zip(cells, done, strict=True):
+            status = RunFolder.open(out).status
+            about = f"{status['epoch']:g} epochs, {status['step']} steps, {minutes:.0f} min of a core"
+            judge(f"{method} {objective} seed {seed}", load_encoder(out)[0], about)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,25 @@ ENCODER_FILE = "encoder.safetensors"
 """The exported encoder in a run folder."""
 
 HEADS = ("fc", "classifier", "head", "heads", "head_dist")
-PREFIXES = ("module.", "_orig_mod.", "online.", "encoder_q.", "encoder.", "backbone.", "model.")
-CONTAINERS = ("state_dict", "model_state_dict", "model", "encoder", "backbone")
-TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "net."),  # DDP, torch.compile, Lightning, lucidrains' BYOL
+    *("encoder_q.", "base_encoder.", "encoder."),  # MoCo, MoCo v3, SimSiam
+    "backbone.",  # lightly, solo-learn, OpenSelfSup, MMSelfSup
+    *("online.", "online_net.", "online_network.", "online_encoder."),  # mixview and BYOL, in four dialects
+    *("base_model.", "trunk.", "_feature_blocks."),  # VISSL
+)
+"""What other programs put before an encoder's own names. Target and key encoders have others, and are never taken."""
+
+CONTAINERS = (
+    *("state_dict", "model_state_dict", "online_network_state_dict", "model", "encoder", "backbone"),
+    *("classy_state_dict", "base_model", "trunk"),  # VISSL, one in the other
+    "teacher",  # DINO
+)
+"""Where in a file the tensors are."""
+
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
+GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
+"""What a file of tensors that does not say its model is tried on."""
 
 FIT = 0.7
 """The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
@@ -566,8 +582,9 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     found: dict[str, Tensor] = {}
     misshapen: list[str] = []
     left: list[str] = []
+    children = [name for name, _ in encoder.named_children()]
     for full_key, value in tensors.items():
-        key = strip_prefixes(full_key, own)
+        key = strip_prefixes(full_key, own, children)
         if key not in own:
             left.append(key)
             continue
@@ -601,14 +618,44 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     return f"{said}; {'; '.join(troubles)}." if troubles else f"{said}."
 
 
-def strip_prefixes(key: str, own: Mapping[str, Tensor]) -> str:
-    """Take known prefixes off until the name is one of the model's, or none is left."""
+def strip_prefixes(key: str, own: Mapping[str, Tensor], children: Sequence[str]) -> str:
+    """Take known prefixes off until the name is one of the model's, or none is left.
+
+    A number that is left in front is of an `nn.Sequential`: of backbone and neck (OpenSelfSup: `encoder_q.0.conv1`), or
+    of the model's own children without the last (lightly: `backbone.4.0.conv1` is `layer1.0.conv1`).
+    """
     while key not in own:
         prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), None)
         if prefix is None:
             break
         key = key.removeprefix(prefix)
-    return key
+    number, _, rest = key.partition(".")
+    if key in own or not number.isdecimal():
+        return key
+    if number == "0" and rest in own:
+        return rest
+    return f"{children[int(number)]}.{rest}" if int(number) < len(children) else key
+
+
+def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Stem]:
+    """The ResNet and the stem that all of the tensors fit, of those that are usual."""
+    for name in GUESSES:
+        stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
+        for stem in stems:
+            with torch.device("meta"):
+                encoder, *_ = construct(name, size=SMALL_IMAGE, channels=3, stem=stem)
+            own, children = encoder.state_dict(), [child for child, _ in encoder.named_children()]
+            shapes = {strip_prefixes(key, own, children): value.shape for key, value in tensors.items()}
+            wanted = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
+            if all(shapes.get(key) == shape for key, shape in wanted.items()):
+                parts = {key.partition(".")[0] for key in own}
+                foreign = [key for key in shapes if key.partition(".")[0] in parts and key not in own]
+                if not foreign:
+                    return name, stem
+    raise ValueError(
+        f"{source} fits none of {', '.join(GUESSES)} (it starts with {shorten(tensors, 2)}): "
+        "pass the backbone that it was made with as --backbone"
+    )
 
 
 def shorten(names: Iterable[str], most: int = 4) -> str:

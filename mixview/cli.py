@@ -116,19 +116,21 @@ def pretrain(recipe: str | None = None, **options: Any) -> None:
     Pretraining(**options).run()
 
 
-FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn")
+FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust")
 """Options that may stand alone, for true."""
 
 
 def expand(arguments: list[str]) -> list[str]:
     """Arguments with underscores for dashes in the names of options, recipes and runs to resume as configurations."""
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
-    if named[:1] != ["pretrain"]:
+    if named[:1] not in (["pretrain"], ["evaluate"]):
         return named
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
             named[place] += "=true"
+    if named[0] == "evaluate":
+        return named
     given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
     )
@@ -215,12 +217,30 @@ COMMANDS: dict[str, Any] = {
 }
 
 
+def evaluations() -> dict[str, Any]:
+    """How a representation is judged, each protocol a command."""
+    from mixview.evaluate import judging
+
+    return {
+        "_help": "Judge an encoder, mixview's or anybody's, by labelled images.",
+        "knn": judging.knn,
+        "linear": judging.linear,
+        "probe": judging.probe,
+        "svm": judging.svm,
+        "lowshot": judging.lowshot,
+        "semi": judging.semi,
+        "supervised": judging.supervised,
+        "all": judging.everything,
+        "show": judging.show,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         auto_cli(
-            COMMANDS,
+            {**COMMANDS, "evaluate": evaluations()},
             args=expand(list(sys.argv[1:] if arguments is None else arguments)),
             prog="mixview",
             parser_class=Parser,

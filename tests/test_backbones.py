@@ -313,7 +313,7 @@ def test_names_of_the_model_itself_are_no_prefix() -> None:
         own = build("vit_b_32", size=32).encoder.state_dict()
     key = "encoder.layers.encoder_layer_0.ln_1.weight"
     for prefix in ("", "encoder.", "module.encoder."):
-        assert backbones.strip_prefixes(prefix + key, own) == key
+        assert backbones.strip_prefixes(prefix + key, own, []) == key
 
 
 def test_weights_of_an_earlier_run_and_the_momentum_copy_is_left_out(tmp_path: Path) -> None:

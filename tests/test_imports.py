@@ -21,7 +21,7 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing"},
-    "evaluate": {"evaluate", "data", "nn", "mixing"},
+    "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
@@ -32,7 +32,7 @@ TORCH_AND: dict[str, set[str]] = {
     "train/optimisers.py": set(),
     "atomic.py": set(),
     "train/checkpoints.py": set(),
-    "train/run_folder.py": {"yaml"},
+    "train/run_folder.py": {"yaml", "numpy"},
 }
 
 

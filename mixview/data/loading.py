@@ -12,6 +12,7 @@ epoch is `batches.go_to(epoch, start)`.
 """
 
 import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any, Protocol, final
@@ -289,3 +290,8 @@ def to_tensor(pixels: Pixels) -> Tensor:
     if not pixels.flags.writeable:
         pixels = pixels.copy()  # torch warns of arrays it could write to and must not
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def default_workers(processes: int) -> int:
+    """A share of the cores, less the one that trains."""
+    return max(0, (os.cpu_count() or 1) // max(processes, 1) - 1)

@@ -5,8 +5,14 @@ from typing import final
 
 import torch
 
-from mixview.data.decoding import Decoder
+from mixview.data.decoding import Decoder, Mode
 from mixview.data.source import BadImage, Pixels, Source, SourceError
+
+MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
+"""How images are decoded for an encoder of so many channels; for other numbers, as they are stored."""
+
+SMALL = 64
+"""Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
 
 
 @final
@@ -104,3 +110,9 @@ class Reader:
 
     def _list(self) -> str:
         return "".join(f"\n  {name}: {reason}" for name, reason in self.bad.items())
+
+
+def natural_size(reader: Reader) -> int:
+    """The size of views for these images: their own where they are small, else 224."""
+    height, width = reader[0].pixels.shape[:2]
+    return min(height, width) if max(height, width) <= SMALL else 224

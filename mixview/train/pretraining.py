@@ -18,10 +18,10 @@ from torch import nn
 
 from mixview import backbones
 from mixview.data.augmentation import named
-from mixview.data.decoding import Decoder, Mode
-from mixview.data.loading import Batches, view_loader
+from mixview.data.decoding import Decoder
+from mixview.data.loading import Batches, default_workers, view_loader
 from mixview.data.opening import open_source
-from mixview.data.reading import Reader
+from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source
 from mixview.export import save_encoder
 from mixview.methods import Method, MoCo, backward
@@ -37,10 +37,6 @@ from mixview.train.run_folder import RunFolder, RunFolderError, State
 from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
 from mixview.train.stopping import Stopping, seconds_of
 from mixview.train.watching import Held, Watch, Watcher, hold_out
-
-MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
-SMALL = 64
-"""Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +141,8 @@ class Pretraining:
         try:
             with losing_no_process():
                 meet_anew(fabric.device.type)
+                if folder is not None:
+                    folder.note_images(source)
                 end_with_parent()
                 fabric.launch()
                 fabric.barrier()  # the folder is there now
@@ -436,14 +434,3 @@ def stands_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:
         finally:
             encoder.train(training)
     return True
-
-
-def natural_size(reader: Reader) -> int:
-    """The size of views for these images: their own where they are small, else 224."""
-    height, width = reader[0].pixels.shape[:2]
-    return min(height, width) if max(height, width) <= SMALL else 224
-
-
-def default_workers(processes: int) -> int:
-    """A share of the cores, less the one that trains."""
-    return max(0, (os.cpu_count() or 1) // max(processes, 1) - 1)

@@ -3,6 +3,7 @@
     config.yaml         the resolved configuration
     environment.json    versions, devices, command line, seed; one entry more for every resume
     data.json           what it was trained on: fingerprint, number of images, kind, where from
+    images.npz          which images these were (`mixview.data.identity`), so that evaluations notice the same ones
     status.json         running, finished, interrupted or failed; at which step and epoch, and why
     metrics.jsonl       one JSON object a line
     checkpoints/        see `mixview.train.checkpoints`
@@ -28,10 +29,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.atomic import atomic_write, remove_leftovers, sync
+from mixview.data.identity import note_images
+from mixview.data.source import Source
 from mixview.train.checkpoints import in_words, remedy
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -155,6 +159,14 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """What `set_status` wrote last; empty if that is lost."""
         return read_status(self.path)
+
+    def note_images(self, source: Source) -> None:
+        """Write down which images are learned from, once."""
+        path = self.path / "images.npz"
+        if not path.exists():
+            noted = note_images(source)
+            with self.explained("note the images of"), atomic_write(path) as file:
+                np.savez(file, identities=noted, count=np.array(len(source)))
 
     def set_status(self, state: State, step: int, epoch: float, message: str = "") -> None:
         """Say where the run is and how it fares."""

@@ -19,6 +19,7 @@ from mixview.data.reading import Reader
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import Subset, take_fraction
 from mixview.evaluate.knn import knn_accuracy
+from mixview.evaluate.transforms import CentreCrop
 from mixview.methods import Method
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
@@ -98,19 +99,6 @@ def pick(source: Source, count: int) -> Source:
     return Subset(source, np.linspace(0, len(source) - 1, count).astype(np.int64))
 
 
-def prepare(image: Tensor, size: int, augmentation: Augmentation) -> Tensor:
-    """An image [C, H, W] as an encoder is asked about it: resized, cropped in the middle, normalised as in training."""
-    height, width = image.shape[1:]
-    # The usual margin of 256 around 224, but none for images that are no larger than a view.
-    margin = 1.0 if max(height, width) <= size else 256 / 224
-    scale = margin * size / min(height, width)
-    resized = F.resize(F.to_dtype(image, torch.float32, scale=True), [round(height * scale), round(width * scale)])
-    cropped: Tensor = F.center_crop(resized, [size, size])
-    if augmentation.normalise is not None:
-        cropped = F.normalize(cropped, *augmentation.normalise.values(len(cropped)))
-    return cropped
-
-
 class Watcher:
     """Looks at an encoder every now and then. The first process's: the others wait.
 
@@ -145,6 +133,7 @@ class Watcher:
         # Of this moment alone, so that a look at any epoch compares with a look at any other.
         self.terms = objective.draw(self.views[0], mixture_generators(seed, 0))
         self.decoder = reader.decoder
+        self.prepare = CentreCrop(self.size, augmentations[0].normalise)
 
     def look(self) -> tuple[dict[str, float], str | None]:
         """Metrics of the encoder as it is now, and a warning in words if it is collapsing."""
@@ -177,7 +166,7 @@ class Watcher:
         labels = []
         for start in range(0, len(reader), 256):
             read = [reader[index] for index in range(start, min(start + 256, len(reader)))]
-            images = torch.stack([prepare(to_tensor(each.pixels), self.size, self.augmentations[0]) for each in read])
+            images = torch.stack([self.prepare(to_tensor(each.pixels)) for each in read])
             found.append(self.encode(encoder, images))
             labels += [int(known[each.index]) for each in read]
         return torch.cat(found), torch.tensor(labels, device=found[0].device)

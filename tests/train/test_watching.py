@@ -6,7 +6,8 @@ from mixview.data.augmentation import named
 from mixview.data.opening import open_source
 from mixview.data.source import SourceError
 from mixview.data.splits import Subset
-from mixview.train.watching import hold_out, pick, prepare
+from mixview.evaluate.transforms import CentreCrop
+from mixview.train.watching import hold_out, pick
 from tests.data.writing import write_classes
 
 
@@ -56,6 +57,6 @@ def test_pick_is_even() -> None:
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 500, 375), (3, 20, 90), (1, 24, 24)])
 def test_prepare_makes_views_of_one_size(shape: tuple[int, int, int]) -> None:
     image = torch.full(shape, 128, dtype=torch.uint8)
-    view = prepare(image, 24, named("simclr", 24)[0])
+    view = CentreCrop(24, named("simclr", 24)[0].normalise)(image)
     assert view.shape == (shape[0], 24, 24)
     assert view.std() < 1.0

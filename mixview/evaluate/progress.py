@@ -1,0 +1,33 @@
+"""A bar with the time to go, for work that takes a while; nothing where there is no terminal."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import rich.progress
+from rich.console import Console
+
+Advance = Callable[[int], None]
+"""Called with how much was done since the last call."""
+
+
+@contextlib.contextmanager
+def bar(what: str, total: int, done: int = 0, console: Console | None = None) -> Iterator[Advance]:
+    """A bar while the block runs; it is drawn from the calls, not by a thread, so that data loaders may fork."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda amount: None
+        return
+    columns = (
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(bar_width=None),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeRemainingColumn(),
+    )
+    with rich.progress.Progress(*columns, console=console, auto_refresh=False, expand=True, transient=True) as shown:
+        task = shown.add_task(what, total=total, completed=done)
+
+        def advance(amount: int) -> None:
+            shown.advance(task, amount)
+            shown.refresh()
+
+        yield advance

@@ -1,0 +1,165 @@
+"""What an evaluation found: the figures, the protocol in words, and where they are kept.
+
+    result = Result(protocol="knn", metrics={"top-1": 45.2}, words="20 nearest …", …)
+    save(result, Path("runs/first"))                     # runs/first/evaluations/knn-….json
+    for row in summarise(read("runs/first")): …          # mean and standard deviation over seeds and runs
+
+A result goes to a file of its own, named after all that decides it: another seed adds a file, the same command again
+replaces its own. Figures are in per cent.
+"""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from mixview.evaluate import paper
+from mixview.export import write_atomically
+
+FOLDER = "evaluations"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One evaluation of one encoder."""
+
+    protocol: str
+    """Its name on the command line: knn, linear …"""
+    metrics: dict[str, float]
+    """In per cent: top-1, top-5, mAP …"""
+    words: str
+    """The protocol, so that nobody has to guess what a figure is of."""
+    encoder: str
+    data: str
+    seed: int = 0
+    spread: dict[str, float] = field(default_factory=dict)
+    """Standard deviations, of metrics that are themselves means over samples."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What was set, but the seed."""
+    about: dict[str, str] = field(default_factory=dict)
+    """Of the run: method, objective, epoch."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What is behind the metrics: AP of each class, the costs that were chosen …"""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def file_name(self) -> str:
+        """A name that another seed, encoder, data set or setting does not have."""
+        deciding = [self.protocol, self.settings, self.data, self.encoder, self.about, self.seed]
+        digest = hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=6)
+        return f"{self.protocol}-{digest.hexdigest()}.json"
+
+
+class Row(NamedTuple):
+    """A metric over the results that differ in nothing but seed and run."""
+
+    protocol: str
+    metric: str
+    mean: float
+    std: float | None
+    """Over results (with n - 1), or of a single result what it says itself; None where there is nothing to go by."""
+    runs: int
+    example: Result
+
+
+def save(result: Result, folder: Path) -> Path:
+    """Write a result into the folder of a run, or any other, whole or not at all."""
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / result.file_name()
+    content = {"version": FORMAT, **asdict(result)}
+    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+    return path
+
+
+def read(folder: str | Path) -> list[Result]:
+    """The results in a folder, oldest first. What cannot be read is refused by name."""
+    results = []
+    for path in sorted((Path(folder) / FOLDER).glob("*.json")):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if content.pop("version") > FORMAT:
+                raise ValueError("it was written by a later mixview")
+            content |= {name: tuple(content[name]) for name in ("notes", "warnings")}
+            results.append(Result(**content))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the result {path} cannot be read ({error}): remove it, and evaluate again") from None
+    return sorted(results, key=lambda result: result.made)
+
+
+def summarise(results: Iterable[Result]) -> list[Row]:
+    """Mean and standard deviation of every metric, over seeds and runs of one method, objective and protocol."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        of_run = {name: result.about.get(name) for name in ("method", "objective", "epoch")}
+        # Without a run the encoder's own name, less its seed, says what is the same.
+        name = "" if result.about else result.encoder.partition(", seed")[0]
+        key = json.dumps([result.protocol, result.settings, result.data, of_run, name], sort_keys=True)
+        groups.setdefault(key, []).append(result)
+    rows = []
+    for group in groups.values():
+        for metric in group[0].metrics:
+            values = [result.metrics[metric] for result in group if metric in result.metrics]
+            std = statistics.stdev(values) if len(values) > 1 else group[0].spread.get(metric)
+            rows.append(Row(group[0].protocol, metric, statistics.fmean(values), std, len(values), group[0]))
+    return rows
+
+
+def show(results: Iterable[Result], console: Console | None = None) -> None:
+    """A table of what was measured, with the paper's figure beside it where it has one, and the protocols in words."""
+    results = list(results)
+    console = console or Console(highlight=False)
+    rows = summarise(results)
+    cells = [paper.find(row.protocol, row.metric, row.example.about) for row in rows]
+    table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
+    table.add_column("measured", justify="right")
+    if any(row.runs > 1 for row in rows):
+        table.add_column("runs", justify="right")
+    if any(cells):
+        table.add_column("the paper's", justify="right")
+    for row, cell in zip(rows, cells, strict=True):
+        name = row.example.encoder if row.runs == 1 else general_name(row.example)
+        line = [name, row.protocol, row.metric, figure(row.mean, row.std)]
+        if any(each.runs > 1 for each in rows):
+            line.append(str(row.runs))
+        if any(cells):
+            line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
+        table.add_row(*(text.replace("[", "\\[") for text in line))
+    console.print(table)
+    marks = {cell.mark: cell for cell in cells if cell}
+    for mark, cell in marks.items():
+        console.print(f"[{mark}] The paper's: {cell.where}", markup=False, soft_wrap=True)
+    for words in dict.fromkeys(f"{result.protocol}: {result.words} On {result.data}." for result in results):
+        console.print(words, markup=False, soft_wrap=True)
+    for note in dict.fromkeys(note for result in results for note in result.notes):
+        console.print(note, markup=False, soft_wrap=True)
+    for warning in dict.fromkeys(warning for result in results for warning in result.warnings):
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def general_name(result: Result) -> str:
+    """What several encoders have in common: method and objective, or the name without its seed."""
+    of_run = " ".join(result.about[name] for name in ("method", "objective") if name in result.about)
+    return of_run or result.encoder.partition(", seed")[0]
+
+
+def figure(mean: float, std: float | None) -> str:
+    """`45.2 %` or `45.2 ± 0.3 %`"""
+    if not math.isfinite(mean):
+        return "undefined"
+    return f"{mean:.1f} %" if std is None else f"{mean:.1f} ± {std:.1f} %"
+
+
+def percentages(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Shares, 0 to 1, in per cent."""
+    return {name: 100 * float(value) for name, value in metrics.items()}

@@ -1,0 +1,77 @@
+"""The two parts of labelled images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mixview.data.files import ClassFolders
+from mixview.data.layouts import write as write_layout
+from mixview.data.scenes import Scenes
+from mixview.data.source import SourceError
+from mixview.evaluate.labelled import open_parts, put_in_step
+from tests.data.writing import write, write_classes
+from tests.evaluate.judged import colours
+
+
+def test_the_test_part_is_found(tmp_path: Path) -> None:
+    parts = open_parts(str(colours(tmp_path / "set", 4, 2)))
+    assert parts.classes == ("blue", "green", "red")
+    assert parts.words == f"{tmp_path}/set, train 12, test 6"
+    labels, asked = parts.single("knn")
+    assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert asked.tolist() == [0, 0, 1, 1, 2, 2]
+    sets, _ = parts.sets()
+    assert sets.argmax(axis=1).tolist() == labels.tolist()
+    assert sets.sum() == 12
+
+
+def test_without_a_test_part_it_asks_for_one(tmp_path: Path) -> None:
+    write_classes(tmp_path / "set", {"a": 2, "b": 2})
+    with pytest.raises(SourceError, match="no labelled test or val part to be asked about: name a split with --test"):
+        open_parts(str(tmp_path / "set"))
+    write_classes(tmp_path / "more", {"b": 1, "a": 1})
+    assert len(open_parts(str(tmp_path / "set"), test_data=str(tmp_path / "more")).test) == 2
+
+
+def test_a_class_absent_from_the_test_part_is_said_and_its_labels_stay_in_step(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2, "c": 2})
+    write_classes(tmp_path / "test", {"a": 1, "c": 2})
+    parts = put_in_step(ClassFolders(tmp_path / "train"), ClassFolders(tmp_path / "test"), "set")
+    assert parts.single("knn")[1].tolist() == [0, 2, 2]
+    assert parts.notes == ("No test image shows b: 1 of 3 classes are not asked about.",)
+
+
+def test_a_class_that_only_the_test_part_has_is_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"a": 2, "b": 2})
+    write_classes(tmp_path / "test", {"a": 1, "d": 2})
+    with pytest.raises(SourceError, match="has the class 'd', which the training part lacks"):
+        put_in_step(ClassFolders(tmp_path / "train"), ClassFolders(tmp_path / "test"), "set")
+
+
+def test_missing_labels(tmp_path: Path) -> None:
+    for name in ("x.png", "y.png"):
+        write(tmp_path / "plain" / name)
+    write_classes(tmp_path / "test", {"a": 1, "b": 1})
+    with pytest.raises(SourceError, match=r"the training part of .* has no labels to judge by: give labelled images"):
+        open_parts(str(tmp_path / "plain"), test_data=str(tmp_path / "test"))
+    pixels = np.zeros((4, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.array([0, 1, -1, 1]))
+    np.savez(tmp_path / "b.npz", images=pixels[:2] + 1, labels=np.array([0, 1]))
+    parts = open_parts(str(tmp_path / "a.npz"), test_data=str(tmp_path / "b.npz"))
+    assert len(parts.train) == 3
+    assert parts.notes == ("1 training images have no label and are left out.",)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.full(4, -1))
+    with pytest.raises(SourceError, match="none of the 4 images has a label"):
+        open_parts(str(tmp_path / "a.npz"), test_data=str(tmp_path / "b.npz"))
+
+
+def test_voc_has_sets_of_labels_and_no_single_ones(tmp_path: Path) -> None:
+    scenes = [Scenes(12, 32, 0, split, "multiple") for split in ("train", "test")]  # type: ignore[arg-type]
+    write_layout(scenes, tmp_path / "voc", "voc")
+    parts = open_parts(str(tmp_path / "voc"))
+    train, test = parts.sets()
+    assert train.shape == test.shape == (12, len(parts.classes))
+    assert set(np.unique(train)) <= {-1, 0, 1}
+    with pytest.raises(SourceError, match=r"linear needs one class an image, and .* has sets of them: use svm"):
+        parts.single("linear")
