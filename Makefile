@@ -29,11 +29,12 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/ema.py
+	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/sources.py
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
+	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/embedded.py
 	$(BIN)/python benchmarks/svm.py
 

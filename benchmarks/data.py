@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightly.transforms import BYOLTransform, MoCoV2Transform, SimCLRTransform
-from lightly.transforms.byol_transform import BYOLView1Transform, BYOLView2Transform
+from lightly_trainer import transform_of
 from PIL import Image, ImageFilter
 from timing import interleaved
 from torch import Tensor
@@ -89,16 +88,6 @@ def v2_pipeline(augment: Augmentation) -> Callable[[Tensor], Tensor]:
     )
 
 
-def lightly_transform(name: str, size: int = 224) -> Callable[[Image.Image], list[Tensor]]:
-    """lightly's own, as it comes; at 32 pixels without blur, as ours and as its CIFAR examples."""
-    blur = {} if size > 32 else {"gaussian_blur": 0.0}
-    if name.startswith("mocov2"):
-        return MoCoV2Transform(input_size=size, **blur)
-    if name.startswith("simclr"):
-        return SimCLRTransform(input_size=size, **blur, **({"cj_strength": 0.5} if size <= 32 else {}))
-    return BYOLTransform(BYOLView1Transform(input_size=size, **blur), BYOLView2Transform(input_size=size, **blur))
-
-
 def pillow(data: bytes) -> Image.Image:
     with Image.open(io.BytesIO(data)) as image:
         return image.convert("RGB")
@@ -106,7 +95,7 @@ def pillow(data: bytes) -> Image.Image:
 
 def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
     pair = named(name)
-    decoder, lightly = Decoder(), lightly_transform(name)
+    decoder, lightly = Decoder(), transform_of(name, 224)
     moco = [moco_pipeline(one) for one in pair]
     tensors = [v2_pipeline(one) for one in pair]
     epochs = dict.fromkeys(range(len(files)), 0)  # another view each time, as for everyone
@@ -196,7 +185,7 @@ def small(count: int, rounds: int, threads: int, every: Any, pool: ThreadPoolExe
             return Row(pixels[index], index)
 
     for name in ("simclr-small", "mocov2-small", "byol-small"):
-        pair, lightly = named(name), lightly_transform(name, 32)
+        pair, lightly = named(name), transform_of(name.removesuffix("-small"), 32)
         epochs = iter(range(1_000_000))
         loaded = Views(Direct(), pair)
         parts = np.array_split(np.arange(count), threads)

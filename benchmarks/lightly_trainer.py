@@ -120,15 +120,16 @@ class SimSiam(Module):
 
 MODULES: dict[str, type[Module]] = {"simclr": SimCLR, "mocov2": MoCo, "byol": BYOL, "simsiam": SimSiam}
 
-TRANSFORMS: dict[str, Callable[[int], Callable[[Image.Image], list[Tensor]]]] = {
-    "simclr": lambda size: SimCLRTransform(input_size=size, gaussian_blur=0.0),
-    "mocov2": lambda size: MoCoV2Transform(input_size=size, gaussian_blur=0.0),
-    "byol": lambda size: BYOLTransform(
-        view_1_transform=BYOLView1Transform(input_size=size, gaussian_blur=0.0),
-        view_2_transform=BYOLView2Transform(input_size=size, gaussian_blur=0.0),
-    ),
-    "simsiam": lambda size: SimSiamTransform(input_size=size, gaussian_blur=0.0),
-}
+
+def transform_of(method: str, size: int) -> Callable[[Image.Image], list[Tensor]]:
+    """lightly's own transform, as it comes; for images of 32 pixels as its CIFAR examples: without blur, SimCLR's
+    colours of half the strength."""
+    small: dict[str, float] = {"gaussian_blur": 0.0} if size <= 32 else {}
+    if method == "simclr":
+        return SimCLRTransform(input_size=size, **small, **({"cj_strength": 0.5} if small else {}))
+    if method == "byol":
+        return BYOLTransform(BYOLView1Transform(input_size=size, **small), BYOLView2Transform(input_size=size, **small))
+    return {"mocov2": MoCoV2Transform, "simsiam": SimSiamTransform}[method](input_size=size, **small)
 
 
 class Images(Dataset[tuple[list[Tensor], int]]):
@@ -160,7 +161,7 @@ def main() -> None:
     pixels = np.stack([scenes.read(index) for index in range(len(scenes))])
     backbone = backbones.build(options.backbone, size=32)
     loader = DataLoader(
-        Images(pixels, TRANSFORMS[options.method](32)), options.batch, shuffle=True, drop_last=True, num_workers=0
+        Images(pixels, transform_of(options.method, 32)), options.batch, shuffle=True, drop_last=True, num_workers=0
     )
     trainer = lightning.Trainer(max_epochs=options.epochs, accelerator="cpu", devices=1)
     trainer.fit(MODULES[options.method](backbone.encoder, backbone.feature_dim), loader)

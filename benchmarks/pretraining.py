@@ -15,14 +15,9 @@ disturb less.
 
 import argparse
 import itertools
-import multiprocessing
-import os
 import statistics
-import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import lightly_trainer
@@ -32,6 +27,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
+from turns import ENDLESS, Side, Turn, Turns, compare, line, report
 
 from mixview import backbones, mixture_generators
 from mixview.data.augmentation import named
@@ -57,91 +53,11 @@ HEADS = {
 SIZE = 32
 BATCH = {"small": 64, "resnet18": 16}
 """Images a step: few enough for a step to take about a second."""
-ENDLESS = 1_000_000
-"""Images of an epoch, so that none ends: what an epoch's end does (looking, saving) is not compared."""
 PASSES = {
     "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
     "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
 """How many views BSIM mixes a step, and what passes SIM and BSIM make."""
-
-
-class Finished(Exception):
-    """Ends a loop from outside."""
-
-
-class Turn(NamedTuple):
-    """Images a second, and a second of CPU time."""
-
-    rate: float
-    cpu_rate: float
-
-
-class Turns:
-    """A loader that hands out as many batches as it is told to, and then says how long the loop took over them."""
-
-    def __init__(self, batches: Iterable[object], batch: int, pipe: Connection) -> None:
-        self.batches = batches
-        self.batch = batch
-        self.pipe = pipe
-
-    def __len__(self) -> int:
-        return ENDLESS // self.batch
-
-    def __iter__(self) -> Iterator[object]:
-        source = iter(self.batches)
-        while count := self.pipe.recv():
-            start, start_cpu = time.perf_counter(), time.process_time()
-            for _ in range(count):
-                yield next(source)
-            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
-            self.pipe.send(Turn(count * self.batch / seconds, count * self.batch / cpu_seconds))
-        raise Finished
-
-
-class Side:
-    """A training loop in a process of its own.
-
-    Args:
-        run: trains on a loader, in a folder.
-        batches: where the batches come from.
-        batch: images in each.
-    """
-
-    def __init__(self, run: Callable[[Turns, str], None], batches: Iterable[object], batch: int) -> None:
-        self.batch = batch
-        self.pipe, pipe = multiprocessing.Pipe()
-        fork = multiprocessing.get_context("fork")
-        self.process = fork.Process(target=work, args=(run, Turns(batches, batch, pipe)), daemon=True)
-        self.process.start()
-        pipe.close()
-
-    def steps(self, count: int) -> Turn:
-        """Take so many steps; 0 ends the loop."""
-        self.pipe.send(count)
-        answer = self.pipe.recv()
-        if isinstance(answer, str):
-            raise RuntimeError(answer)
-        assert isinstance(answer, Turn)
-        return answer
-
-    def end(self) -> None:
-        self.pipe.send(0)
-        self.process.join()
-
-
-def work(run: Callable[[Turns, str], None], turns: Turns) -> None:
-    """What a side's process does. Progress bars and hints are written, but to nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run(turns, folder)
-    except Finished:
-        pass
-    except BaseException:
-        turns.pipe.send(traceback.format_exc())
 
 
 class Case(NamedTuple):
@@ -246,7 +162,7 @@ def mixview_side(case: Case) -> Side:
 def lightly_side(case: Case) -> Side:
     """`lightly_trainer`'s module under Lightning's Trainer, with its progress bar and TensorBoard logger."""
     if case.whole:
-        images = lightly_trainer.Images(case.pixels, lightly_trainer.TRANSFORMS[case.method](SIZE), ENDLESS)
+        images = lightly_trainer.Images(case.pixels, lightly_trainer.transform_of(case.method, SIZE), ENDLESS)
         loader: Iterable[object] = DataLoader(images, case.batch, shuffle=True, drop_last=True, num_workers=0)
     else:
         index = torch.arange(case.batch)
@@ -259,21 +175,6 @@ def lightly_side(case: Case) -> Side:
         trainer.fit(module, turns)
 
     return Side(run, loader, case.batch)
-
-
-def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple[Turn, Turn]]:
-    """The turns of both sides in each round: of equally many steps; who begins alternates."""
-    for side in (ours, theirs):
-        side.steps(2)  # warms up
-    count = max(1, round(seconds * ours.steps(1).rate / ours.batch))
-    turns = []
-    for turn in range(rounds):
-        first, second = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
-        taken = {id(side): side.steps(count) for side in (first, second)}
-        turns.append((taken[id(ours)], taken[id(theirs)]))
-    ours.end()
-    theirs.end()
-    return turns
 
 
 def compare_objectives(case: Case, rounds: int) -> list[tuple[Turn, Turn]]:
@@ -312,25 +213,6 @@ def mixing_seconds(case: Case, views: int) -> float:
             mixture(images)
         seconds.append(time.process_time() - start)
     return statistics.median(seconds)
-
-
-def report(title: str, turns: list[tuple[Turn, Turn]]) -> None:
-    """One line: each side's median and spread, and the first side's ratio to the second's."""
-    cells = []
-    for side in zip(*turns, strict=True):
-        rates = [turn.rate for turn in side]
-        cells.append(f"{statistics.median(rates):5.0f} ({min(rates):.0f} – {max(rates):.0f})")
-    for ratios in (
-        sorted(ours.rate / theirs.rate for ours, theirs in turns),
-        sorted(ours.cpu_rate / theirs.cpu_rate for ours, theirs in turns),
-    ):
-        quarter = len(ratios) // 4
-        cells.append(f"{statistics.median(ratios):.3f} ({ratios[quarter]:.3f} – {ratios[-1 - quarter]:.3f})")
-    print(line(title, *cells), flush=True)
-
-
-def line(title: str, *cells: str) -> str:
-    return f"{title:24}" + "".join(f"{cell:>22}" for cell in cells)
 
 
 def main() -> None:

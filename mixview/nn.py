@@ -83,7 +83,7 @@ def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """`target = momentum * target + (1 - momentum) * online`, for the parameters.
 
     By torch's own lerp over all tensors at once: exact at momentum 0 and 1, and a few kernel launches on an accelerator
-    (`benchmarks/ema.py` has the other forms beside it).
+    (`benchmarks/step.py` has the other forms beside it).
     """
     check_momentum(momentum)
     if followers := list(target.parameters()):

@@ -12,7 +12,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 # Operations of a program, and the steps that they come from (`mixview.data.fused` numbers steps the same way).
 BRIGHTNESS, CONTRAST, SATURATION, HUE, GREY, BLUR, SOLARISE = range(7)
@@ -22,9 +25,10 @@ STEP_JITTER, STEP_GREY, STEP_BLUR, STEP_SOLARISE = range(4)
 FLIP, JITTER, FACTORS, ORDER, IS_GREY, SIGMA, IS_SOLARISE = 4, 5, 6, 10, 14, 15, 16
 
 F = np.float32
-ZERO, HALF, ONE, TWO, FOUR, SIX = F(0), F(0.5), F(1), F(2), F(4), F(6)
+ZERO, HALF, ONE, TWO, THREE, FOUR, SIX = F(0), F(0.5), F(1), F(2), F(3), F(4), F(6)
 RED, GREEN, BLUE = F(0.2989), F(0.587), F(0.114)  # torchvision's
 BAND = 1024  # pixels: three channels of it are 12 kB
+ROWS = 4  # that are made at once of as many lines
 REACH = 4.5  # in sigmas; what lies beyond weighs less than a hundred-thousandth
 
 # No wrappers for what only native code calls: they are more to compile.
@@ -154,43 +158,84 @@ def mix_rows(out, image, top, count, weights, low, high):
         add_one(out, image[top + k, low:high], weights[k])
 
 
+@intrinsic
+def mix_pixels(typing, lines, length, at, weights, first, count):
+    """Of each of `ROWS` lines the sum over k of weights[first + k] line[at + 3 k …], red, green and blue at once.
+
+    A pixel is loaded as a vector of four, its three channels and one too many: in scalars, three times as many loads
+    would be all that there is time for. A weight is loaded once for all the lines.
+
+    Args:
+        lines: [ROWS length] which go on with at least one number after the last pixel.
+        length: of a line, in numbers.
+        at: the first number of the first pixel in its line.
+        weights: [...] of all pixels.
+        first: the first weight of this one.
+        count: of pixels; a constant is unrolled.
+    """
+    signature = types.UniTuple(types.float32, 3 * ROWS)(lines, length, at, weights, first, count)
+
+    def generate(context, builder, signature, arguments):
+        lines, length, at, weights, first, count = arguments
+        pixels = context.make_array(signature.args[0])(context, builder, lines).data
+        taps = context.make_array(signature.args[3])(context, builder, weights).data
+        index, vector = ir.IntType(32), ir.VectorType(ir.FloatType(), 4)
+        nothing, same = ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(index, 4), [0] * 4)
+        totals = [cgutils.alloca_once_value(builder, ir.Constant(vector, None)) for _ in range(ROWS)]
+        with cgutils.for_range(builder, count, intp=at.type) as loop:
+            tap = builder.load(builder.gep(taps, [builder.add(first, loop.index)]))
+            tap = builder.shuffle_vector(builder.insert_element(nothing, tap, index(0)), nothing, same)
+            place = builder.add(at, builder.mul(loop.index, at.type(3)))
+            for total in totals:
+                pixel = builder.load(builder.bitcast(builder.gep(pixels, [place]), vector.as_pointer()))
+                pixel.align = 4
+                product = builder.fmul(pixel, tap, flags=("fast",))
+                builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
+                place = builder.add(place, length)
+        sums = [builder.load(total) for total in totals]
+        channels = [builder.extract_element(each, index(c)) for each in sums for c in range(3)]
+        return context.make_tuple(builder, signature.return_type, channels)
+
+    return signature, generate
+
+
+def mixing_columns(constant: int) -> Any:
+    """Makes `ROWS` rows of the three channels, of `constant` (or, of 0, `count`) pixels of a line [W 3] for each."""
+
+    @inner
+    def mix(red, green, blue, lines, length, starts, count, weights, reach):
+        taps = constant or count
+        size = np.uintp(starts.size)
+        for i in range(starts.size):
+            mixed = mix_pixels(lines, length, 3 * starts[i], weights, reach * i, taps)
+            at = np.uintp(i)
+            red[at], green[at], blue[at] = mixed[0], mixed[1], mixed[2]
+            at += size
+            red[at], green[at], blue[at] = mixed[3], mixed[4], mixed[5]
+            at += size
+            red[at], green[at], blue[at] = mixed[6], mixed[7], mixed[8]
+            at += size
+            red[at], green[at], blue[at] = mixed[9], mixed[10], mixed[11]
+
+    return mix
+
+
+mix_columns_2, mix_columns_3, mix_columns_4 = mixing_columns(2), mixing_columns(3), mixing_columns(4)
+mix_columns_6, mix_columns_any = mixing_columns(6), mixing_columns(0)
+
+
 @inner
-def mix_columns_rgb(red, green, blue, line, starts, count, weights):
-    """The three channels of a row of pixels, `count` of a line [W 3] for each; the line goes on with zeros."""
-    if count == 2:
-        for x in range(red.size):
-            at = np.uintp(starts[x]) * np.uintp(3)
-            v, w = weights[x, 0], weights[x, 1]
-            red[x] = v * line[at] + w * line[at + np.uintp(3)]
-            green[x] = v * line[at + np.uintp(1)] + w * line[at + np.uintp(4)]
-            blue[x] = v * line[at + np.uintp(2)] + w * line[at + np.uintp(5)]
-        return
-    if count <= 4:
-        for x in range(red.size):
-            at = np.uintp(starts[x]) * np.uintp(3)
-            u, v, w, z = weights[x, 0], weights[x, 1], weights[x, 2], weights[x, 3]
-            red[x] = (u * line[at] + v * line[at + np.uintp(3)]) + (
-                w * line[at + np.uintp(6)] + z * line[at + np.uintp(9)]
-            )
-            green[x] = (u * line[at + np.uintp(1)] + v * line[at + np.uintp(4)]) + (
-                w * line[at + np.uintp(7)] + z * line[at + np.uintp(10)]
-            )
-            blue[x] = (u * line[at + np.uintp(2)] + v * line[at + np.uintp(5)]) + (
-                w * line[at + np.uintp(8)] + z * line[at + np.uintp(11)]
-            )
-        return
-    for x in range(red.size):
-        at = np.uintp(starts[x]) * np.uintp(3)
-        r, g, b = ZERO, ZERO, ZERO
-        for k in range(count):
-            w = weights[x, k]
-            r += w * line[at]
-            g += w * line[at + np.uintp(1)]
-            b += w * line[at + np.uintp(2)]
-            at += np.uintp(3)
-        red[x] = r
-        green[x] = g
-        blue[x] = b
+def mix_columns_rgb(red, green, blue, lines, length, starts, count, weights, reach):
+    if count <= 2:
+        mix_columns_2(red, green, blue, lines, length, starts, count, weights, reach)
+    elif count == 3:
+        mix_columns_3(red, green, blue, lines, length, starts, count, weights, reach)
+    elif count == 4:
+        mix_columns_4(red, green, blue, lines, length, starts, count, weights, reach)
+    elif count <= 6:
+        mix_columns_6(red, green, blue, lines, length, starts, count, weights, reach)
+    else:
+        mix_columns_any(red, green, blue, lines, length, starts, count, weights, reach)
 
 
 @inner
@@ -204,24 +249,44 @@ def mix_columns(out, line, channel, channels, starts, count, weights):
         out[x] = total
 
 
+@inner
+def resize_rows(planes, image, top, low, width, height, first, until, starts, count_y, down, count_x, across, lines):
+    """Rows `first` to `until` of every channel; `low` and `width` count numbers, not pixels."""
+    channels, size = planes.shape[0], starts.shape[1]
+    length, weights = lines.size // ROWS, across.reshape(across.size)
+    for y in range(first, until, ROWS):
+        rows = min(ROWS, until - y)
+        for row in range(rows):
+            begin, start = row * length, starts[0, y + row]
+            # At the lower end there are fewer rows than `count_y`, and zeros for those that there are not.
+            count = min(count_y, height - start)
+            mix_rows(lines[begin : begin + width], image, top + start, count, down[y + row], low, low + width)
+        begin, end = y * size, (y + rows) * size
+        if channels == 3 and rows == ROWS:
+            red, green, blue = planes[0, begin:end], planes[1, begin:end], planes[2, begin:end]
+            mix_columns_rgb(red, green, blue, lines, length, starts[1], count_x, weights, across.shape[1])
+        else:
+            for row in range(rows):
+                line = lines[row * length : (row + 1) * length]
+                at = begin + row * size
+                for c in range(channels):
+                    mix_columns(planes[c, at : at + size], line, c, channels, starts[1], count_x, across)
+
+
 # Operations on bands: contiguous slices, one a channel.
 
 
 @inner
 def clip(band):
     for i in range(band.size):
-        value = band[i]
-        value = value if value > ZERO else ZERO
-        band[i] = value if value < ONE else ONE
+        band[i] = min(max(band[i], ZERO), ONE)
 
 
 @inner
 def scale_shift(band, scale, shift):
     """Brightness and contrast: clipped to [0, 1]."""
     for i in range(band.size):
-        value = band[i] * scale + shift
-        value = value if value > ZERO else ZERO
-        band[i] = value if value < ONE else ONE
+        band[i] = min(max(band[i] * scale + shift, ZERO), ONE)
 
 
 @inner
@@ -243,7 +308,10 @@ def saturate(red, green, blue, factor):
 
 @inner
 def turn_hue(red, green, blue, turns):
-    """To HSV and back without saying so: value minus range times a triangle wave of the hue, a phase a channel."""
+    """To HSV and back without saying so: a wave of the hue between the least and the most, a phase a channel.
+
+    The hue is kept times the spread of the channels, so that nothing has to be divided by it.
+    """
     shift = SIX * turns
     shift = shift if shift >= ZERO else shift + SIX
     for i in range(red.size):
@@ -253,30 +321,21 @@ def turn_hue(red, green, blue, turns):
         low = r if r < g else g
         low = low if low < b else b
         spread = high - low
-        inverse = ONE / (spread if spread > ZERO else ONE)
-        hue_b = FOUR + (r - g) * inverse
-        hue_g = TWO + (b - r) * inverse
-        hue_r = (g - b) * inverse
-        hue = hue_g if high == g else hue_b
-        hue = hue_r if high == r else hue
-        hue += shift  # within [-1, 12)
-        hue = hue if hue < SIX else hue - SIX
-        hue = hue if hue >= ZERO else hue + SIX
-        k = hue + F(5)
-        k = k if k < SIX else k - SIX
-        wave = k if k < FOUR - k else FOUR - k
-        wave = wave if wave > ZERO else ZERO
-        red[i] = high - spread * (wave if wave < ONE else ONE)
-        k = hue + F(3)
-        k = k if k < SIX else k - SIX
-        wave = k if k < FOUR - k else FOUR - k
-        wave = wave if wave > ZERO else ZERO
-        green[i] = high - spread * (wave if wave < ONE else ONE)
-        k = hue + ONE
-        k = k if k < SIX else k - SIX
-        wave = k if k < FOUR - k else FOUR - k
-        wave = wave if wave > ZERO else ZERO
-        blue[i] = high - spread * (wave if wave < ONE else ONE)
+        hue = b - r + TWO * spread if high == g else r - g + FOUR * spread
+        hue = g - b if high == r else hue
+        hue += shift * spread  # within [-1, 11] spreads
+        circle = SIX * spread
+        hue = hue if hue < circle else hue - circle
+        hue = hue if hue >= ZERO else hue + circle
+        value = low - spread + abs(hue - THREE * spread)
+        value = value if value > low else low
+        red[i] = value if value < high else high
+        value = high + spread - abs(hue - TWO * spread)
+        value = value if value > low else low
+        green[i] = value if value < high else high
+        value = high + spread - abs(hue - FOUR * spread)
+        value = value if value > low else low
+        blue[i] = value if value < high else high
 
 
 @inner
@@ -500,15 +559,12 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
     starts = np.empty((2, size), np.int64)
     down, across = np.empty((size, reach_y), np.float32), np.empty((size, reach_x), np.float32)
     taps = np.empty(max(radius, 0) + 1, np.float32)
-    line = np.empty((width + reach_x) * channels if cropped else 1, np.float32)
+    lines = np.zeros(ROWS * (width + reach_x) * channels if cropped else 1, np.float32)  # zero beyond the pixels
     count_y, count_x = 0, 0
     if cropped:
         count_y = fill_weights(height, size, cubic, False, 1 / 255, starts[0], down)
         count_x = fill_weights(width, size, cubic, draw[FLIP] != 0, 1.0, starts[1], across)
-        for i in range(width * channels, (width + reach_x) * channels):
-            line[i] = ZERO
-    mixed = line[: width * channels] if cropped else line
-    rows = max(1, BAND // size)
+    rows = max(1, BAND // size // ROWS) * ROWS
     kind = CROP if cropped else KEPT
     known, mean, reach = False, ZERO, 0
     at = 0
@@ -522,32 +578,22 @@ def run(image, draw, cubic, cropped, steps, active, radius, scales, shifts, last
             until = min(first + rows, size)
             low, high = first * size, until * size
             if kind == CROP:
-                for y in range(first, until):
-                    begin, finish = y * size, (y + 1) * size
-                    # At the lower end there are fewer rows than `count_y`, and zeros for those that there are not.
-                    count = min(count_y, height - starts[0, y])
-                    mix_rows(
-                        mixed,
-                        image,
-                        top + starts[0, y],
-                        count,
-                        down[y],
-                        left * channels,
-                        (left + width) * channels,
-                    )
-                    if channels == 3:
-                        mix_columns_rgb(
-                            front[0, begin:finish],
-                            front[1, begin:finish],
-                            front[2, begin:finish],
-                            line,
-                            starts[1],
-                            count_x,
-                            across,
-                        )
-                    else:
-                        for c in range(channels):
-                            mix_columns(front[c, begin:finish], line, c, channels, starts[1], count_x, across)
+                resize_rows(
+                    front,
+                    image,
+                    top,
+                    left * channels,
+                    width * channels,
+                    height,
+                    first,
+                    until,
+                    starts,
+                    count_y,
+                    down,
+                    count_x,
+                    across,
+                    lines,
+                )
                 if cubic:  # it overshoots
                     for c in range(channels):
                         clip(front[c, low:high])

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mixview.data import fused as kernel
 from mixview.data.augmentation import Augmentation, view_seed, views
+from mixview.data.batched import Parcel, pack, unpack
 from mixview.data.source import Pixels
 
 Key = tuple[int, int]
@@ -122,14 +123,10 @@ class Views(Dataset[Item]):
             if both is None:
                 first, second = (one.crop.size for one in self.augmentations)
                 both = (
-                    new_tensor(len(keys), channels, first, first),
-                    new_tensor(len(keys), channels, second, second),
+                    new_tensor((len(keys), channels, first, first)),
+                    new_tensor((len(keys), channels, second, second)),
                 )
-            elif channels != both[0].shape[1]:
-                raise ValueError(
-                    f"image {reading.index} has {channels} channels and others of its batch have {both[0].shape[1]}: "
-                    'decode all of them to RGB or to L rather than as they are "stored"'
-                )
+            check_channels(reading, both[0].shape[1])
             if waiting and waiting[-1].shape != pixels.shape:
                 make()
             waiting.append(pixels)
@@ -143,12 +140,49 @@ class Views(Dataset[Item]):
         return *both, torch.tensor(indices)
 
 
-def new_tensor(*shape: int) -> Tensor:
-    """An empty float tensor; in a worker, in shared memory: to send any other means to copy it there."""
+@final
+class Parcels(Dataset[Parcel]):
+    """Pixels and draws by (epoch, index), of which a device makes the views that `Views` would have made.
+
+    Args:
+        images: decoded images by index.
+        augmentations: one for each view.
+        seed: of the views.
+    """
+
+    def __init__(self, images: Images, augmentations: tuple[Augmentation, Augmentation], seed: int = 0) -> None:
+        self.images = images
+        self.augmentations = augmentations
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, keys: list[Key]) -> Parcel:
+        """The parcel of these keys, in their order."""
+        readings = [self.images[index] for _, index in keys]
+        for reading in readings:
+            check_channels(reading, readings[0].pixels.shape[2])
+        seeds = [view_seed(self.seed, *key) for key in keys]
+        pixels, indices = [each.pixels for each in readings], [each.index for each in readings]
+        return pack(pixels, seeds, indices, self.augmentations, new_tensor)
+
+
+def check_channels(reading: Reading, channels: int) -> None:
+    """Refuse an image of other channels than its batch has."""
+    if reading.pixels.shape[2] != channels:
+        raise ValueError(
+            f"image {reading.index} has {reading.pixels.shape[2]} channels and others of its batch have {channels}: "
+            'decode all of them to RGB or to L rather than as they are "stored"'
+        )
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """An empty tensor; in a worker, in shared memory: to send any other means to copy it there."""
     if get_worker_info() is None:
-        return torch.empty(shape)
-    elements = torch.Size(shape).numel()
-    return torch.empty(0).set_(torch.UntypedStorage._new_shared(4 * elements)).view(shape)
+        return torch.empty(shape, dtype=dtype)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.empty(0, dtype=dtype).set_(torch.UntypedStorage._new_shared(size)).view(shape)
 
 
 def as_it_is(batch: Any) -> Any:
@@ -248,7 +282,8 @@ def view_loader(
     pin_memory: bool = False,
     prefetch: int = 2,
     fused: bool = True,
-) -> DataLoader[Item]:
+    device: torch.device | None = None,
+) -> "DataLoader[Item] | OnDevice":
     """A loader of (view1 [B, C, S, S], view2, index [B]), bit for bit the same with any number of workers.
 
     Args:
@@ -259,13 +294,19 @@ def view_loader(
         pin_memory: so that batches can be copied to a GPU while it computes.
         prefetch: batches that each worker is ahead.
         fused: make views by the native kernel, rather than by the plain reference: the same to four decimals.
+        device: make the views there instead, of pixels that the workers send: again the same to four decimals.
     """
     if len(images) != batches.count:
         raise ValueError(f"the batches are for {batches.count} images and there are {len(images)}")
     if fused:
         kernel.prepare()  # here, so that workers need not compile, each for itself
-    return DataLoader(
-        Views(images, augmentations, batches.seed, fused),
+    made: Dataset[Any] = (
+        Views(images, augmentations, batches.seed, fused)
+        if device is None
+        else Parcels(images, augmentations, batches.seed)
+    )
+    loader = DataLoader(
+        made,
         batch_sampler=batches,
         collate_fn=as_it_is,
         num_workers=workers,
@@ -274,6 +315,32 @@ def view_loader(
         prefetch_factor=prefetch if workers > 0 else None,
         worker_init_fn=leave_signals_to_the_main_process if workers > 0 else None,
     )
+    return loader if device is None else OnDevice(loader, augmentations, device)
+
+
+@final
+class OnDevice:
+    """A loader of batches as `view_loader`'s, whose views are made on a device.
+
+    Args:
+        parcels: the loader of what they are made of.
+        augmentations: one for each view.
+        device: where to.
+    """
+
+    def __init__(
+        self, parcels: DataLoader[Parcel], augmentations: tuple[Augmentation, Augmentation], device: torch.device
+    ) -> None:
+        self.parcels = parcels
+        self.augmentations = augmentations
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.parcels)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for parcel in self.parcels:
+            yield *unpack(parcel, self.augmentations, self.device), parcel.indices
 
 
 def leave_signals_to_the_main_process(worker: int) -> None:

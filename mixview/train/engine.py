@@ -1,7 +1,7 @@
 """The training loop, in plain sight. Devices, processes and precision are Lightning Fabric's."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from mixview.data.loading import Batches, Item
+from mixview.data.loading import Batch, Batches
 from mixview.methods import Method, backward
 from mixview.methods.gradcache import cached_backward
 from mixview.methods.method import Targets, Views, unwrap
@@ -38,7 +37,7 @@ class Engine:
     settings: Optimizer
     objective: Objective
     batches: Batches
-    loader: DataLoader[Item]
+    loader: Iterable[Batch]
     epochs: int
     seed: int = 0
     accumulate: int = 1

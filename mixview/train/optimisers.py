@@ -141,34 +141,56 @@ class LARS(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; all tensors of a group at once, and without waiting for an accelerator."""
+        """Take one step, without waiting for an accelerator."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            lr, decay = group["lr"], group["weight_decay"]
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            gradients = [weight.grad for weight in weights]
             if not weights:
                 continue
-            update = torch._foreach_add(gradients, weights, alpha=decay)
-            if group["adapt"]:
-                norm = torch.stack(torch._foreach_norm(weights))
-                gradient_norm = torch.stack(torch._foreach_norm(gradients))
-                ratio = group["trust"] * norm / (gradient_norm + decay * norm)
-                ratio = torch.where((norm > 0) & (gradient_norm > 0), ratio, 1.0)
-                torch._foreach_mul_(update, list((lr * ratio).unbind()))
-            else:
-                torch._foreach_mul_(update, lr)
             for weight in weights:
                 if "velocity" not in self.state[weight]:
                     self.state[weight]["velocity"] = torch.zeros_like(weight)
+            gradients = [weight.grad for weight in weights]
             velocity = [self.state[weight]["velocity"] for weight in weights]
-            torch._foreach_mul_(velocity, group["momentum"])
-            torch._foreach_add_(velocity, update)
-            torch._foreach_sub_(weights, velocity)
+            move = move_one_by_one if weights[0].device.type == "cpu" else move_together
+            move(weights, gradients, velocity, self.rates(group, weights, gradients), group)
         return loss
+
+    @staticmethod
+    def rates(group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> Tensor:
+        """lr r of every tensor, [N]."""
+        if not group["adapt"]:
+            return weights[0].new_full((len(weights),), group["lr"])
+        norm, gradient_norm = (torch.stack(torch._foreach_norm(each)) for each in (weights, gradients))
+        ratio = group["trust"] * norm / (gradient_norm + group["weight_decay"] * norm)
+        rates: Tensor = group["lr"] * torch.where((norm > 0) & (gradient_norm > 0), ratio, 1.0)
+        return rates
+
+
+def move_one_by_one(
+    weights: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], rates: Tensor, group: dict[str, Any]
+) -> None:
+    """LARS's step on a CPU, whose cache still has a tensor when the next operation asks for it."""
+    decay, momentum = group["weight_decay"], group["momentum"]
+    for weight, gradient, v, rate in zip(weights, gradients, velocity, rates.tolist(), strict=True):
+        v.mul_(momentum).add_(gradient, alpha=rate)
+        if decay:
+            v.add_(weight, alpha=rate * decay)
+        weight.sub_(v)
+
+
+def move_together(
+    weights: list[Tensor], gradients: list[Tensor], velocity: list[Tensor], rates: Tensor, group: dict[str, Any]
+) -> None:
+    """LARS's step on an accelerator: a few kernels for all tensors, and nothing to wait for."""
+    update = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
+    torch._foreach_mul_(update, list(rates.unbind()))
+    torch._foreach_mul_(velocity, group["momentum"])
+    torch._foreach_add_(velocity, update)
+    torch._foreach_sub_(weights, velocity)
 
 
 def parameter_groups(method: Method, settings: Optimizer, batch: int) -> list[dict[str, Any]]:

@@ -106,6 +106,9 @@ class Pretraining:
     workers: int | None = None
     """Processes a device that read and augment; by default its share of the cores, less one."""
 
+    augment_on: Literal["cpu", "device"] = "cpu"
+    """Who makes the views: the workers, or the accelerator, of the pixels that they send: for few cores beside it."""
+
     watch: Watch = field(default_factory=Watch)
     """How often the run looks at itself, and what it keeps."""
     max_time: str | None = None
@@ -250,7 +253,14 @@ class Pretraining:
             )
         nodes = getattr(fabric.strategy, "num_nodes", 1)
         workers = default_workers(fabric.world_size // nodes) if self.workers is None else self.workers
-        loader = view_loader(reader, augmentations, batches, workers=workers, pin_memory=fabric.device.type == "cuda")
+        loader = view_loader(
+            reader,
+            augmentations,
+            batches,
+            workers=workers,
+            pin_memory=fabric.device.type == "cuda",
+            device=fabric.device if self.augment_on == "device" else None,
+        )
         torch.manual_seed(self.seed)  # the same first weights on every process
         backbone = backbones.build(
             self.backbone,

@@ -43,6 +43,7 @@ State = Literal["running", "finished", "interrupted", "failed"]
 MAY_CHANGE = frozenset(
     {
         "accelerator",
+        "augment_on",
         "checkpoint",
         "compile",
         "data",  # moved, perhaps: the fingerprint says whether it is the same data

@@ -12,7 +12,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid, save_image
 
-from mixview.data.augmentation import Augmentation, views
+from mixview.data.augmentation import Augmentation
+from mixview.data.fused import views
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
 from mixview.data.reading import Reader
@@ -128,7 +129,7 @@ class Watcher:
         self.watch = watch
         count = min(len(reader), 256)
         shown = [reader[index] for index in np.linspace(0, len(reader) - 1, count).astype(int).tolist()]
-        pairs = [views(to_tensor(each.pixels), seed, 0, each.index, augmentations) for each in shown]
+        pairs = [views(each.pixels, seed, 0, each.index, augmentations) for each in shown]
         self.views = torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
         # Of this moment alone, so that a look at any epoch compares with a look at any other.
         self.terms = objective.draw(self.views[0], mixture_generators(seed, 0))

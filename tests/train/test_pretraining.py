@@ -197,6 +197,18 @@ def test_number_of_workers_changes_nothing(tmp_path: Path) -> None:
     assert_same_runs(none, two)
 
 
+def test_views_made_on_the_device(tmp_path: Path) -> None:
+    """Resumed and with workers it is the same run, and it begins as one whose views the workers make."""
+    options: dict[str, Any] = {"method": "byol", "augment_on": "device"}
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", **options))
+    with stopped_at(5):
+        broken = mixview.pretrain(**tiny(tmp_path / "broken", **options, workers=2))
+    mixview.resume(broken)
+    assert_same_runs(whole, broken)
+    usual = mixview.pretrain(**tiny(tmp_path / "usual", method="byol", epochs=1))
+    assert read_metrics(usual)[0]["loss"] == pytest.approx(read_metrics(whole)[0]["loss"], abs=1e-4)
+
+
 def test_a_try_leaves_no_trace(tmp_path: Path) -> None:
     plain = mixview.pretrain(**tiny(tmp_path / "plain", method="mocov2", epochs=1))
     tried = mixview.pretrain(**tiny(tmp_path / "tried", {"estimate": True}, method="mocov2", epochs=1))
