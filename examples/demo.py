@@ -29,7 +29,7 @@ from mixview.export import load_encoder
 from mixview.train.run_folder import read_metrics
 
 CLASSES = 10
-SIZE = 24
+SIZE = 32
 """Of the views, as in the recipe small/demo."""
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo"))
     parser.add_argument("--count", type=int, default=4000, help="scenes to learn from")
     parser.add_argument("--test", type=int, default=1000, help="scenes to ask about")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
     start = time.monotonic()
     train, test = Scenes(options.count), Scenes(options.test, split="test")
