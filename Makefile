@@ -35,6 +35,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/embedded.py
+	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 
 clean:
