@@ -224,7 +224,7 @@ def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.Captur
     arguments = ["--data", str(folder), "--workers", "0", "--out", str(tmp_path / "out")]
     main(["evaluate", "linear", "pixels", "--fast", *arguments])
     assert "raw pixels" in capsys.readouterr().out
-    main(["evaluate", "show", str([str(tmp_path / "out")])])
+    main(["evaluate", "show", str(tmp_path / "out"), str(tmp_path / "out")])
     assert "linear" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", "knn", "pixels"])
