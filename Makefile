@@ -36,6 +36,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/embedded.py
+	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 
 clean:

@@ -123,6 +123,8 @@ FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn
 def expand(arguments: list[str]) -> list[str]:
     """Arguments with underscores for dashes in the names of options, recipes and runs to resume as configurations."""
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
+    if named[:2] == ["evaluate", "show"] and named[2:] and not named[2].startswith("-"):
+        return [*named[:2], json.dumps(arguments[2:])]
     if named[:1] not in (["pretrain"], ["evaluate"]):
         return named
     for place in reversed(range(len(named))):

@@ -255,7 +255,8 @@ def cache_key(subject: Subject, source: Source, transform: Transform, stages: Se
         except BadImage:
             stored = b"bad"
         content.update(stored if isinstance(stored, bytes) else np.ascontiguousarray(stored).tobytes())
-    parts = [FORMAT, subject.weights_key(), source.fingerprint(), content.hexdigest(), repr(transform), list(stages)]
+    images = [source.fingerprint(), content.hexdigest(), subject.channels]
+    parts = [FORMAT, subject.weights_key(), images, repr(transform), list(stages)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 

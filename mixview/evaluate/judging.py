@@ -303,6 +303,8 @@ class Machines(Evaluation):
         transform = make(case.subject.size, case.subject.normalise)
         train, test = self.features(case, transform, stage)
         device = pick_device(self.device)
+        if device.type == "mps":  # which has no double precision
+            device = torch.device("cpu")
         sets = (from_label_sets(each) for each in case.parts.sets())
         known, asked = (
             Labelled(part[stage].to(device), labels[torch.from_numpy(part.kept)].to(device))

@@ -63,27 +63,26 @@ def open_parts(
         options: further options of the source.
     """
     known = open_source(data, train, **(options or {}))
-    asked = find_test(known, data, test, test_data, options or {})
+    asked, test_name = find_test(known, data, test, test_data, options or {})
     train_name = train or str(getattr(known, "split", None) or "train")
-    test_name = test or str(getattr(asked, "split", None) or "test")
-    where = f"{data} ({train_name} {len(known)})" if test_data else data
-    words = f"{where}, {train_name} {len(known)}, {test_name} {len(asked)}"
-    return put_in_step(known, asked, words)
+    return put_in_step(known, asked, f"{data}, {train_name} {len(known)}, {test_name} {len(asked)}")
 
 
-def find_test(known: Source, data: str, test: str | None, test_data: str | None, options: dict[str, Any]) -> Source:
-    """The part to be asked about."""
+def find_test(
+    known: Source, data: str, test: str | None, test_data: str | None, options: dict[str, Any]
+) -> tuple[Source, str]:
+    """The part to be asked about, and its name."""
     if test_data is not None:
-        return open_source(test_data, test)
+        return open_source(test_data, test), f"{test_data} {test}" if test else test_data
     if test is not None:
-        return open_source(data, test, **options)
+        return open_source(data, test, **options), test
     for split in ("test", "val"):
         try:
             found = open_source(data, split, **options)
         except (SourceError, ValueError):
             continue
         if has_labels(found) and found.fingerprint() != known.fingerprint():
-            return found
+            return found, split
     raise SourceError(
         f"{data} has no labelled test or val part to be asked about: name a split with --test, or another place with "
         "--test-data"

@@ -17,7 +17,7 @@ from tests.evaluate.judged import colours
 def test_the_test_part_is_found(tmp_path: Path) -> None:
     parts = open_parts(str(colours(tmp_path / "set", 4, 2)))
     assert parts.classes == ("blue", "green", "red")
-    assert parts.words == f"{tmp_path}/set, train 12, test 6"
+    assert parts.words == f"{tmp_path}/set, train 12, val 6"
     labels, asked = parts.single("knn")
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert asked.tolist() == [0, 0, 1, 1, 2, 2]
