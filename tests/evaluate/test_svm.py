@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
 from mixview.evaluate.svm import Labelled, SvmSettings, evaluate_svm, from_classes, from_label_sets
-from mixview.evaluate.svm_fitting import COSTS, Fit, hold_out
+from mixview.evaluate.svm_fitting import COSTS, Counter, Fit, hold_out, start
 
 FEW = (1.0, 10.0, 0.0625, 0.001)
 NAMES = ("cat", "dog", "cow")
@@ -96,6 +96,19 @@ def test_both_backends_agree(dual: bool) -> None:
     assert theirs.mean_ap == pytest.approx(ours.mean_ap, abs=1e-6)
     assert theirs.cross_validated == pytest.approx(ours.cross_validated, abs=1e-6)
     assert "LIBLINEAR" in theirs.protocol
+
+
+def test_both_backends_reach_the_same_objective() -> None:
+    train, test = draw(2, 60), draw(3, 20)
+    fits = Fit(costs=FEW), Fit(costs=FEW, backend="liblinear", jobs=1, tolerance=1e-9, liblinear_dual=False)
+    positive = train.labels == 1
+    ours, theirs = (
+        start(train.features, test.features, fit, Counter(None, 0)).run(positive, torch.ones_like(positive))
+        for fit in fits
+    )
+    assert ours.objective.shape == (len(FEW), 3, 4)
+    assert torch.allclose(ours.objective, theirs.objective, rtol=1e-10)
+    assert torch.allclose(ours.test_scores, theirs.test_scores, atol=1e-5)
 
 
 def test_liblinear_says_when_it_stops_short() -> None:
