@@ -43,7 +43,8 @@ class LowShotSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.shots or min(self.shots) < 1 or self.samples < 1 or (self.negatives or 1) < 1:
+        numbers = (*self.shots, self.samples, 1 if self.negatives is None else self.negatives)
+        if not self.shots or min(numbers) < 1:
             raise ValueError(
                 f"shots, samples and negatives must be at least 1, got {list(self.shots)}, {self.samples} and "
                 f"{self.negatives}"
@@ -107,15 +108,7 @@ def evaluate_low_shot(
     settings: LowShotSettings | None = None,
     report: Report | None = None,
 ) -> LowShotResult:
-    """Train on k positives a class, for every k several times, and judge on all of `test`.
-
-    Args:
-        train: features [N, D] and labels [N, classes].
-        test: the same of other images.
-        classes: their names; numbers by default.
-        settings: the published ones by default.
-        report: told how far it is.
-    """
+    """Train on k positives a class, for every k several times, and judge on all of `test`: see `evaluate_svm`."""
     settings = settings or LowShotSettings()
     fit = settings.fit
     names = check_sets(train, test, classes)

@@ -278,7 +278,7 @@ class Liblinear(Machine):
                 cost,
                 torch.from_numpy(np.stack([one.scores for one in found], axis=1)).to(self.train),
                 torch.from_numpy(np.stack([one.test_scores for one in found[:tested]], axis=1)).to(self.train),
-                torch.tensor([one.objective for one in found]).to(self.train),
+                torch.tensor([one.objective for one in found], dtype=torch.float64).to(self.train),
             )
 
     def notes(self) -> list[str]:

@@ -39,6 +39,12 @@ MOST_STEPS = 200
 MOST_PRODUCTS = 250
 """Products with the Hessian for one Newton step."""
 
+FLAT = 1e-4
+"""A direction along which the curvature of the loss stays below this share of the regulariser's is not solved for."""
+
+FINEST, COARSEST = 2e-3, 5e-2
+"""How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
+
 BLOCK = 512
 """Rows of the Gram matrix that are made together."""
 
@@ -166,7 +172,7 @@ def check_problems(n: int, signs: Tensor, weights: Tensor, costs: Sequence[float
     if not costs or not all(0 < cost < float("inf") for cost in costs):
         raise ValueError(f"costs must be one or more positive numbers, got {list(costs)}")
     if not 0 < tolerance < 1:
-        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}: 1e-8 is usual")
+        raise ValueError(f"tolerance must be between 0 and 1, got {tolerance}: 1e-12 is usual")
 
 
 @dataclass(frozen=True)
@@ -184,7 +190,7 @@ class Problems:
         """Newton's method from w [K, R] and its scores [K, N], which are changed: objective [K], gap [K], steps."""
         going = torch.arange(len(w), device=w.device)
         objective, gap = w.new_zeros(len(w)), w.new_zeros(len(w))
-        strongest = cost * float(self.weights.amax())
+        leading = self.leading(cost)
         for step in range(MOST_STEPS):
             y, c = self.signs[going], cost * self.weights[going]
             here, margin = w[going], 1 - y * scores[going]
@@ -193,12 +199,12 @@ class Problems:
             objective[going] = here.square().sum(1) / 2 + (loss * margin).sum(1)
             gap[going] = gradient.square().sum(1) / 2
             allowed = self.tolerance * objective[going]
-            left = gap[going] > allowed
+            left = ~(gap[going] <= allowed)  # also where it is NaN
             if not bool(left.any()):
                 return objective, gap, step
             going, y, c, here, margin, gradient = (part[left] for part in (going, y, c, here, margin, gradient))
             accuracy = (0.5 * (allowed[left] / gap[going]).sqrt()).clamp(FINEST, COARSEST)
-            direction = self.direction(gradient, 2 * c * (margin > 0), strongest, accuracy.float())
+            direction = self.direction(gradient, 2 * c * (margin > 0), leading, accuracy.float())
             change = direction @ self.z.T
             length = line_search(here, direction, margin, y * change, c).unsqueeze(1)
             w[going] = here + length * direction
@@ -209,30 +215,27 @@ class Problems:
             "out such large costs, normalise the features, or raise the tolerance"
         )
 
-    def direction(self, gradient: Tensor, curvature: Tensor, strongest: float, accuracy: Tensor) -> Tensor:
-        """The Newton step of each row, about: gradient [K, R], curvature of each image's loss [K, N]."""
+    def leading(self, cost: float) -> Tensor:
+        """The coordinates that the loss curves along, in single precision. [N, some of R]"""
+        # The columns of z are orthogonal: the squared length of one bounds the curvature along it.
+        curvature = 2 * cost * self.weights.amax() * self.z.square().sum(0)
+        rank = max(1, int((curvature > FLAT).sum()))
+        return self.z_single[:, :rank].contiguous()
+
+    def direction(self, gradient: Tensor, curvature: Tensor, leading: Tensor, accuracy: Tensor) -> Tensor:
+        """The Newton step of each row, about: gradient [K, R], curvature of each image's loss [K, N], accuracy [K]."""
         curvature = curvature.float()
         size = gradient.norm(dim=1, keepdim=True)
         right = (-gradient / size).float()
         inverse = 1 / torch.addmm(torch.ones_like(right), curvature, self.z_squared)
         solution = inverse * right
-        # The columns of z are orthogonal: the squared length of one bounds the curvature along it.
-        steep = 2 * strongest * self.z.square().sum(0) > FLAT
-        rank = max(1, int(steep.sum()))
-        solution[:, :rank] = conjugate_gradients(
-            self.z_single[:, :rank].contiguous(), curvature, inverse[:, :rank], right[:, :rank], accuracy
-        )
+        enough = (solution * right).sum(1) * accuracy.square()
+        rank = leading.shape[1]
+        solution[:, :rank] = conjugate_gradients(leading, curvature, inverse[:, :rank], right[:, :rank], enough)
         return torch.mul(solution.double(), size)
 
 
-FLAT = 1e-4
-"""A direction along which the curvature of the loss stays below this share of the regulariser's is not solved for."""
-
-FINEST, COARSEST = 2e-3, 5e-2
-"""How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
-
-
-def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Tensor, accuracy: Tensor) -> Tensor:
+def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Tensor, enough: Tensor) -> Tensor:
     """Solve (I + z' diag(curvature) z) x = right for each row, preconditioned by `inverse`, the diagonal's.
 
     Args:
@@ -240,31 +243,31 @@ def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Te
         curvature: [K, N].
         inverse: [K, R].
         right: [K, R].
-        accuracy: [K], by how much the preconditioned residual is to shrink.
+        enough: [K], the energy of the residual, residual · inverse residual, at which a row is done.
     """
     solution = torch.zeros_like(right)
     rows = torch.arange(len(right), device=right.device)
     x, residual = torch.zeros_like(right), right.clone()
     p = inverse * residual
     energy = (residual * p).sum(1)
-    enough = energy * accuracy.square()
+    smallest = torch.finfo(right.dtype).tiny  # a row that is done but still among the others stays where it is
     for _ in range(MOST_PRODUCTS):
-        product = torch.addmm(p, curvature * (p @ z.T), z)
-        length = (energy / (p * product).sum(1)).unsqueeze(1)
-        x += length * p
-        residual -= length * product
-        conditioned = inverse * residual
-        before, energy = energy, (residual * conditioned).sum(1)
         left = energy > enough
         count = int(left.sum())
         if count == 0:
             break
-        p = conditioned + (energy / before).unsqueeze(1) * p
         if count < 0.8 * len(rows):
             solution[rows[~left]] = x[~left]
             rows, x, residual, p, energy, enough, inverse, curvature = (
                 part[left] for part in (rows, x, residual, p, energy, enough, inverse, curvature)
             )
+        product = torch.addmm(p, curvature * (p @ z.T), z)
+        length = (energy / (p * product).sum(1).clamp(min=smallest)).unsqueeze(1)
+        x += length * p
+        residual -= length * product
+        conditioned = inverse * residual
+        before, energy = energy.clamp(min=smallest), (residual * conditioned).sum(1)
+        p = conditioned + (energy / before).unsqueeze(1) * p
     solution[rows] = x
     return solution
 
