@@ -36,7 +36,7 @@ def pretrain(name: str, seed: int, options: argparse.Namespace) -> Path:
     """One `mixview pretrain` in a process of its own."""
     out = Path(options.folder) / f"{name}-{seed}"
     images = len(open_source(name, **(source_options(name, options).get("data_options") or {})))
-    epochs = max(1, round(options.images / images))
+    epochs = max(2, round(options.images / images))  # the first is warm-up
     command = [sys.executable, "-m", "mixview.cli", "pretrain", "--recipe", "small/cpu-simclr", "--data", name]
     command += ["--objective", options.objective, "--epochs", str(epochs), "--size", str(options.size)]
     command += ["--batch", str(min(options.batch, images)), "--seed", str(seed), "--out", str(out), "--workers", "0"]
@@ -135,7 +135,6 @@ def main() -> None:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         options.folder = options.folder or temporary
-        os.environ.setdefault("MIXVIEW_CACHE", temporary)
         if "scenes" in options.sets:  # draws them once, before the runs would each do it
             open_source("scenes", count=options.scenes).read(0)
         cells = [(name, seed) for name in options.sets for seed in range(options.seeds)]

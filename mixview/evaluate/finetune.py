@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mixview import backbones
-from mixview.data.source import Source
 from mixview.evaluate.encoders import Subject
-from mixview.evaluate.training import Schedule, accuracy, cross_entropy, head, predict, train
+from mixview.evaluate.training import Schedule, Task, Work, accuracy, cross_entropy, head, predict, train
 
 SEMI = Schedule(epochs=20, lr=0.01, weight_decay=5e-4, steps=(12, 16), factor=0.2)
 """The paper's semi-supervised rows; the classifier learns `HEAD_RATE` times as fast."""
@@ -22,45 +21,31 @@ SCRATCH = Schedule(epochs=90, lr=0.1, weight_decay=1e-4, steps=(30, 60))
 
 def finetune(
     subject: Subject,
-    train_source: Source,
-    labels: Tensor,
-    test_source: Source,
-    test_labels: Tensor,
-    *,
-    classes: int,
+    task: Task,
+    work: Work,
     schedule: Schedule = SEMI,
+    *,
     head_rate: float = HEAD_RATE,
-    device: torch.device,
-    seed: int = 0,
-    workers: int | None = None,
     what: str = "fine-tuning",
 ) -> dict[str, float]:
     """The accuracies, 0 to 1, of encoder and classifier trained together; the subject itself is left as it is."""
-    encoder = copy.deepcopy(subject.encoder).to(device)
-    layer = head(subject.feature_dim, classes, seed).to(device)
+    encoder = copy.deepcopy(subject.encoder).to(work.device)
+    layer = head(subject.feature_dim, task.classes, work.seed).to(work.device)
     network = nn.Sequential(encoder, layer)
     groups = [
         {"params": list(encoder.parameters()), "lr": schedule.lr},
         {"params": list(layer.parameters()), "lr": schedule.lr * head_rate},
     ]
     optimizer = schedule.optimizer(groups)
+
+    def loss(images: Tensor, answers: Tensor) -> Tensor:
+        return cross_entropy(network(images), answers)
+
     network.train()
-    train(
-        lambda images, answers: cross_entropy(network(images), answers),
-        optimizer,
-        subject,
-        train_source,
-        labels,
-        schedule,
-        device=device,
-        seed=seed,
-        workers=workers,
-        drop_last=True,
-        what=what,
-    )
+    train(loss, optimizer, subject, task, schedule, work, drop_last=True, what=what)
     network.eval()
-    scores, which = predict(network, subject, test_source, device=device, workers=workers)
-    return accuracy(scores, test_labels[which])
+    scores, which = predict(network, subject, task.test, work)
+    return accuracy(scores, task.test_labels[which])
 
 
 def from_scratch(subject: Subject, seed: int) -> Subject:

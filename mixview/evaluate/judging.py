@@ -43,7 +43,7 @@ from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.results import Result, percentages
 from mixview.evaluate.svm import Difficult, Labelled, SvmSettings, evaluate_svm, from_label_sets
 from mixview.evaluate.svm_fitting import Fit
-from mixview.evaluate.training import Schedule, accuracy, as_tensor
+from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 
 EXACT = 2**27
@@ -394,6 +394,15 @@ class Trained(Evaluation):
         """The published schedule, changed as asked."""
         return published.changed(self.epochs, self.batch, self.lr)
 
+    def task(self, case: Case) -> Task:
+        """The images to train on and those to be asked about."""
+        labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
+        return Task(case.parts.train, labels, case.parts.test, test_labels, len(case.parts.classes))
+
+    def work(self) -> Work:
+        """Where and by which seed."""
+        return Work(pick_device(self.device), self.seed, self.workers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Trained):
@@ -429,18 +438,8 @@ class Linear(Trained):
             words = f"fast mode, on features of centre crops without augmentation: {schedule.words}; last epoch."
             with torch.no_grad():
                 return Outcome(percentages(accuracy(layer(asked), answers)), words, notes=notes)
-        train_labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
-        device = pick_device(self.device)
-        layer = linear_on_images(
-            case.subject,
-            case.parts.train,
-            train_labels,
-            classes=classes,
-            schedule=schedule,
-            device=device,
-            seed=self.seed,
-            workers=self.workers,
-        )
+        task, work = self.task(case), self.work()
+        layer = linear_on_images(case.subject, task, schedule, work)
         test = extract(
             case.subject,
             case.parts.test,
@@ -449,7 +448,7 @@ class Linear(Trained):
             workers=self.workers,
         )
         with torch.no_grad():
-            found = accuracy(layer(test["avgpool"].to(device)), test_labels[test.kept])
+            found = accuracy(layer(test["avgpool"].to(work.device)), task.test_labels[test.kept])
         words = (
             f"a linear classifier on the frozen encoder's output, trained on random crops and flips "
             f"({self.recipe}: {schedule.words}); last epoch, {CentreCrop(case.subject.size).words}."
@@ -487,20 +486,8 @@ class Probe(Trained):
     protocol: ClassVar[str] = "probe"
 
     def judge(self, case: Case) -> Outcome:
-        labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
         schedule = self.schedule(probing.SCHEDULE)
-        found = probing.probe(
-            case.subject,
-            case.parts.train,
-            labels,
-            case.parts.test,
-            test_labels,
-            classes=len(case.parts.classes),
-            schedule=schedule,
-            device=pick_device(self.device),
-            seed=self.seed,
-            workers=self.workers,
-        )
+        found = probing.probe(case.subject, self.task(case), self.work(), schedule)
         metrics = {f"{stage} {name}": value for stage, each in found.items() for name, value in each.items()}
         notes: tuple[str, ...] = ()
         if stages_of(case.subject.encoder) == ("avgpool",):
@@ -528,8 +515,7 @@ class Semi(Trained):
     needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
-        _, test_labels = case.parts.single(self.protocol)
-        schedule = self.schedule(finetuning.SEMI)
+        task, schedule = self.task(case), self.schedule(finetuning.SEMI)
         metrics: dict[str, float] = {}
         counts: dict[str, int] = {}
         for name, part in self.choose(case.parts.train).items():
@@ -538,16 +524,10 @@ class Semi(Trained):
             counts[name] = len(part)
             found = finetuning.finetune(
                 case.subject,
-                part,
-                as_tensor(labels),
-                case.parts.test,
-                as_tensor(test_labels),
-                classes=len(case.parts.classes),
-                schedule=schedule,
+                task._replace(train=part, labels=as_tensor(labels)),
+                self.work(),
+                schedule,
                 head_rate=self.head_rate,
-                device=pick_device(self.device),
-                seed=self.seed,
-                workers=self.workers,
                 what=f"fine-tuning on {name}",
             )
             metrics |= {f"{name} {metric}": value for metric, value in found.items()}
@@ -574,22 +554,10 @@ class Supervised(Trained):
     needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
-        labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
         schedule = self.schedule(finetuning.SCRATCH)
-        found = finetuning.finetune(
-            finetuning.from_scratch(case.subject, self.seed),
-            case.parts.train,
-            labels,
-            case.parts.test,
-            test_labels,
-            classes=len(case.parts.classes),
-            schedule=schedule,
-            head_rate=1.0,
-            device=pick_device(self.device),
-            seed=self.seed,
-            workers=self.workers,
-            what="training from scratch",
-        )
+        fresh = finetuning.from_scratch(case.subject, self.seed)
+        what = "training from scratch"
+        found = finetuning.finetune(fresh, self.task(case), self.work(), schedule, head_rate=1.0, what=what)
         words = (
             f"the encoder's network trained from scratch with all labels, random crops and flips, {schedule.words}; "
             f"last epoch, {CentreCrop(case.subject.size).words}. The encoder's own weights play no part."

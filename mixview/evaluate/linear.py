@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixview.data.source import Source
 from mixview.evaluate.encoders import Subject
-from mixview.evaluate.training import Schedule, cross_entropy, head, train, train_on_features
+from mixview.evaluate.training import Schedule, Task, Work, cross_entropy, head, train, train_on_features
 
 Recipe = Literal["moco", "moco-code", "byol"]
 
@@ -28,38 +27,17 @@ STRENGTHS = tuple(10.0**power for power in range(-6, 1))
 """Of the weight decay that `choose_strength` chooses from."""
 
 
-def linear_on_images(
-    subject: Subject,
-    train_source: Source,
-    labels: Tensor,
-    *,
-    classes: int,
-    schedule: Schedule,
-    device: torch.device,
-    seed: int = 0,
-    workers: int | None = None,
-) -> nn.Linear:
+def linear_on_images(subject: Subject, task: Task, schedule: Schedule, work: Work) -> nn.Linear:
     """The classifier that is trained on random crops through the frozen encoder."""
-    encoder = subject.encoder.to(device).eval()
-    layer = head(subject.feature_dim, classes, seed).to(device)
+    encoder = subject.encoder.to(work.device).eval()
+    layer = head(subject.feature_dim, task.classes, work.seed).to(work.device)
 
     def loss(images: Tensor, answers: Tensor) -> Tensor:
         with torch.no_grad():
             features = encoder(images)
         return cross_entropy(layer(features), answers)
 
-    train(
-        loss,
-        schedule.optimizer(layer.parameters()),
-        subject,
-        train_source,
-        labels,
-        schedule,
-        device=device,
-        seed=seed,
-        workers=workers,
-        what="linear classifier",
-    )
+    train(loss, schedule.optimizer(layer.parameters()), subject, task, schedule, work, what="linear classifier")
     return layer
 
 

@@ -7,37 +7,24 @@ norm without affine, and classified. The classifiers share the images and nothin
 import torch
 from torch import Tensor, nn
 
-from mixview.data.source import Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.features import Staged, measure_widths, stages_of
-from mixview.evaluate.training import Schedule, accuracy, cross_entropy, head, predict, train
+from mixview.evaluate.training import Schedule, Task, Work, accuracy, cross_entropy, head, predict, train
 
 SCHEDULE = Schedule(epochs=90, lr=0.01, weight_decay=1e-4, steps=(30, 60, 90), nesterov=True)
 
 
-def probe(
-    subject: Subject,
-    train_source: Source,
-    labels: Tensor,
-    test_source: Source,
-    test_labels: Tensor,
-    *,
-    classes: int,
-    schedule: Schedule = SCHEDULE,
-    device: torch.device,
-    seed: int = 0,
-    workers: int | None = None,
-) -> dict[str, dict[str, float]]:
+def probe(subject: Subject, task: Task, work: Work, schedule: Schedule = SCHEDULE) -> dict[str, dict[str, float]]:
     """The accuracies, 0 to 1, of every stage that the encoder has."""
     stages = stages_of(subject.encoder)
-    encoder = Staged(subject.encoder, stages).to(device).eval()
+    encoder = Staged(subject.encoder, stages).to(work.device).eval()
     widths = measure_widths(subject, stages)
     heads = nn.ModuleDict(
         {
-            stage: nn.Sequential(nn.BatchNorm1d(width, affine=False), head(width, classes, seed))
+            stage: nn.Sequential(nn.BatchNorm1d(width, affine=False), head(width, task.classes, work.seed))
             for stage, width in widths.items()
         }
-    ).to(device)
+    ).to(work.device)
 
     def loss(images: Tensor, answers: Tensor) -> Tensor:
         with torch.no_grad():
@@ -49,20 +36,8 @@ def probe(
         """[N, stages, classes]"""
         return torch.stack([heads[stage](each) for stage, each in encoder(images).items()], dim=1)
 
-    optimizer = schedule.optimizer(heads.parameters())
-    train(
-        loss,
-        optimizer,
-        subject,
-        train_source,
-        labels,
-        schedule,
-        device=device,
-        seed=seed,
-        workers=workers,
-        drop_last=True,
-        what=f"{len(stages)} linear classifiers",
-    )
+    optimizer, what = schedule.optimizer(heads.parameters()), f"{len(stages)} linear classifiers"
+    train(loss, optimizer, subject, task, schedule, work, drop_last=True, what=what)
     heads.eval()
-    scores, which = predict(classify, subject, test_source, device=device, workers=workers)
-    return {stage: accuracy(scores[:, place], test_labels[which]) for place, stage in enumerate(stages)}
+    scores, which = predict(classify, subject, task.test, work)
+    return {stage: accuracy(scores[:, place], task.test_labels[which]) for place, stage in enumerate(stages)}

@@ -6,7 +6,7 @@ figure, whatever the number of workers.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
@@ -79,6 +79,27 @@ class Schedule:
         )
 
 
+class Task(NamedTuple):
+    """Images of one class each: some to train on, some to be asked about."""
+
+    train: Source
+    labels: Tensor
+    """[N] of the training images."""
+    test: Source
+    test_labels: Tensor
+    """[M]"""
+    classes: int
+
+
+class Work(NamedTuple):
+    """Where the work is done, and by which seed."""
+
+    device: torch.device
+    seed: int = 0
+    workers: int | None = None
+    """Processes that read images; by default the cores, less one."""
+
+
 @final
 class Augmented(Dataset[tuple[Tensor, int]]):
     """One random crop, perhaps flipped, of each image, by (epoch, index)."""
@@ -107,21 +128,18 @@ def train(
     loss: Callable[[Tensor, Tensor], Tensor],
     optimizer: torch.optim.Optimizer,
     subject: Subject,
-    source: Source,
-    labels: Tensor,
+    task: Task,
     schedule: Schedule,
+    work: Work,
     *,
-    device: torch.device,
-    seed: int,
-    workers: int | None = None,
     drop_last: bool = False,
     what: str = "training",
 ) -> None:
-    """Minimise a loss of (images [B, C, S, S], labels [B]) over random crops of a source's images."""
-    reader = Reader(source, Decoder(MODES.get(subject.channels, "stored")))
-    batch = min(schedule.batch, len(source))
-    batches = Batches(len(source), batch, seed, drop_last=drop_last)
-    workers = default_workers(1) if workers is None else workers
+    """Minimise a loss of (images [B, C, S, S], labels [B]) over random crops of the training images."""
+    device, seed = work.device, work.seed
+    reader = Reader(task.train, Decoder(MODES.get(subject.channels, "stored")))
+    batches = Batches(len(reader), min(schedule.batch, len(reader)), seed, drop_last=drop_last)
+    workers = default_workers(1) if work.workers is None else work.workers
     fused.prepare()
     loader = DataLoader(
         Augmented(reader, subject.size, subject.normalise, seed),
@@ -132,7 +150,7 @@ def train(
         persistent_workers=workers > 0,
         worker_init_fn=leave_signals_to_the_main_process if workers else None,
     )
-    labels = labels.to(device)
+    labels = task.labels.to(device)
 
     def images_and_labels() -> Iterator[tuple[Tensor, Tensor]]:
         for images, index in loader:
@@ -200,20 +218,15 @@ def head(width: int, classes: int, seed: int) -> nn.Linear:
 
 @torch.inference_mode()
 def predict(
-    classify: Callable[[Tensor], Tensor],
-    subject: Subject,
-    source: Source,
-    *,
-    device: torch.device,
-    workers: int | None = None,
+    classify: Callable[[Tensor], Tensor], subject: Subject, source: Source, work: Work
 ) -> tuple[Tensor, Tensor]:
     """What a classifier says of the centre crops of a source's images: scores [M, …], and of which images [M]."""
     blocks = range(-(-len(source) // BLOCK))
-    workers = default_workers(1) if workers is None else workers
+    workers = default_workers(1) if work.workers is None else work.workers
     scores, which = [], []
     with bar("asking", len(blocks)) as advance:
         for images, index in shown(subject, source, CentreCrop(subject.size, subject.normalise), blocks, workers):
-            scores.append(classify(images.to(device)).float().cpu())
+            scores.append(classify(images.to(work.device)).float().cpu())
             which.append(index)
             advance(1)
     index = torch.cat(which)

@@ -234,7 +234,7 @@ def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.Captur
     )
 
 
-@pytest.mark.parametrize("command", ["knn", "linear", "probe", "svm", "lowshot", "semi", "supervised", "all"])
+@pytest.mark.parametrize("command", ["linear", "lowshot", "all"])
 def test_help_teaches_in_80_columns(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

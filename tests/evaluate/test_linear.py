@@ -17,7 +17,7 @@ from mixview.evaluate.linear import (
     linear_on_images,
     logistic_regression,
 )
-from mixview.evaluate.training import Schedule, accuracy, as_tensor, head, predict
+from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor, head, predict
 from tests.evaluate.judged import colours, small
 
 
@@ -100,30 +100,20 @@ def test_on_images_it_learns_leaves_the_encoder_alone_and_repeats_itself(tmp_pat
     train, test = ClassFolders(root, "train"), ClassFolders(root, "val")
     subject = small()
     before = subject.weights_key()
-    labels = train.labels()
+    labels, answers = train.labels(), test.labels()
     assert labels is not None
+    assert answers is not None
     schedule = Schedule(epochs=6, lr=1.0, weight_decay=0.0, steps=(4,), batch=32)
 
     def fit(workers: int) -> Tensor:
-        layer = linear_on_images(
-            subject,
-            train,
-            as_tensor(labels),
-            classes=3,
-            schedule=schedule,
-            device=torch.device("cpu"),
-            seed=4,
-            workers=workers,
-        )
-        scores, which = predict(
-            lambda images: layer(subject.encoder(images)), subject, test, device=torch.device("cpu"), workers=0
-        )
+        work = Work(torch.device("cpu"), seed=4, workers=workers)
+        task = Task(train, as_tensor(labels), test, as_tensor(answers), 3)
+        layer = linear_on_images(subject, task, schedule, work)
+        scores, which = predict(lambda images: layer(subject.encoder(images)), subject, test, work)
         assert which.tolist() == list(range(len(test)))
         return scores
 
     scores = fit(0)
-    answers = test.labels()
-    assert answers is not None
     assert accuracy(scores, as_tensor(answers))["top-1"] > 0.9
     assert torch.equal(scores, fit(1))
     assert subject.weights_key() == before

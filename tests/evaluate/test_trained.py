@@ -11,21 +11,21 @@ from mixview.evaluate import finetune, probe
 from mixview.evaluate.encoders import Pixels, Subject
 from mixview.evaluate.finetune import from_scratch
 from mixview.evaluate.linear import Logistic, logistic_regression
-from mixview.evaluate.training import Schedule, accuracy, as_tensor, train_on_features
+from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor, train_on_features
 from tests.evaluate.judged import SIZE, colours, means, small
 from tests.evaluate.test_linear import blobs
 
-CPU = torch.device("cpu")
+WORK = Work(torch.device("cpu"), workers=0)
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ClassFolders, torch.Tensor, ClassFolders, torch.Tensor]:
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     root = colours(tmp_path_factory.mktemp("colours"))
     train, test = ClassFolders(root, "train"), ClassFolders(root, "val")
     labels, answers = train.labels(), test.labels()
     assert labels is not None
     assert answers is not None
-    return train, as_tensor(labels), test, as_tensor(answers)
+    return Task(train, as_tensor(labels), test, as_tensor(answers), 3)
 
 
 def test_published_settings() -> None:
@@ -38,20 +38,20 @@ def test_published_settings() -> None:
     assert finetune.HEAD_RATE == 100
 
 
-def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(parts: tuple) -> None:  # type: ignore[type-arg]
+def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(task: Task) -> None:
     subject = small()
     before = subject.weights_key()
     schedule = Schedule(epochs=5, lr=0.05, weight_decay=1e-4, steps=(), batch=30, nesterov=True)
 
     def run() -> dict[str, dict[str, float]]:
-        return probe.probe(subject, *parts, classes=3, schedule=schedule, device=CPU, seed=1, workers=0)
+        return probe.probe(subject, task, WORK._replace(seed=1), schedule)
 
     found = run()
     assert list(found) == ["stem", "res2", "res3", "res4", "res5", "avgpool"]
     assert min(each["top-1"] for each in found.values()) > 0.6
     assert found == run()
     assert subject.weights_key() == before
-    assert list(probe.probe(means(), *parts, classes=3, schedule=schedule, device=CPU, workers=0)) == ["avgpool"]
+    assert list(probe.probe(means(), task, WORK, schedule)) == ["avgpool"]
 
 
 def test_heads_in_one_pass_are_heads_alone() -> None:
@@ -108,29 +108,27 @@ def test_a_probe_reaches_the_optimum_of_its_objective() -> None:
     assert accuracy(fitted, labels) == accuracy(expected, labels)
 
 
-def test_fine_tuning_learns_and_leaves_the_subject_as_it_was(parts: tuple) -> None:  # type: ignore[type-arg]
+def test_fine_tuning_learns_and_leaves_the_subject_as_it_was(task: Task) -> None:
     subject = small()
     before = subject.weights_key()
     schedule = Schedule(epochs=6, lr=0.01, weight_decay=5e-4, steps=(4,), factor=0.2, batch=20)
 
     def run(seed: int) -> dict[str, float]:
-        return finetune.finetune(
-            subject, *parts, classes=3, schedule=schedule, head_rate=10, device=CPU, seed=seed, workers=0
-        )
+        return finetune.finetune(subject, task, WORK._replace(seed=seed), schedule, head_rate=10)
 
     assert run(0)["top-1"] > 0.8
     assert run(0) == run(0)
     assert subject.weights_key() == before
 
 
-def test_the_head_learns_faster(parts: tuple, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[type-arg]
+def test_the_head_learns_faster(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
 
     def look(loss: object, optimizer: torch.optim.Optimizer, *more: object, **options: object) -> None:
         rates.append([group["lr"] for group in optimizer.param_groups])
 
     monkeypatch.setattr(finetune, "train", look)
-    finetune.finetune(small(), *parts, classes=3, device=CPU, workers=0)
+    finetune.finetune(small(), task, WORK)
     assert rates == [[0.01, 1.0]]
 
 
