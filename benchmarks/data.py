@@ -118,8 +118,13 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
         image = torch.from_numpy(decoder(files[index])).permute(2, 0, 1)
         return [one(image) for one in tensors]
 
+    def for_the_device(index: int) -> object:
+        epochs[index] += 1
+        return batched.pack([decoder(files[index])], [view_seed(0, epochs[index], index)], [index], pair)
+
     return {
         "ours": ours,
+        "ours, for a device to augment": for_the_device,
         "lightly's transform": lightly_views,
         "MoCo's, torchvision on Pillow": moco_views,
         "torchvision v2 on tensors": v2_views,
