@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from lightly_trainer import transform_of
 from PIL import Image, ImageFilter
@@ -27,7 +28,7 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from mixview.data import fused
+from mixview.data import batched, fused
 from mixview.data.augmentation import Augmentation, named, view_seed
 from mixview.data.decoding import Decoder
 from mixview.data.loading import Views
@@ -36,6 +37,8 @@ from mixview.data.scenes import Scenes
 Candidate = Callable[[int], object]
 """Makes the two views of an image by number."""
 
+EIGHTH = {"min_height": 1, "min_width": 1, "min_factor": 8}
+"""Nearly nothing but what cannot be skipped: to read the bits of every block, wherever in the image it is."""
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
@@ -115,13 +118,27 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
         image = torch.from_numpy(decoder(files[index])).permute(2, 0, 1)
         return [one(image) for one in tensors]
 
+    def for_the_device(index: int) -> object:
+        epochs[index] += 1
+        return batched.pack([decoder(files[index])], [view_seed(0, epochs[index], index)], [index], pair)
+
     return {
         "ours": ours,
+        "ours, for a device to augment": for_the_device,
         "lightly's transform": lightly_views,
         "MoCo's, torchvision on Pillow": moco_views,
         "torchvision v2 on tensors": v2_views,
         "decoding alone": lambda index: decoder(files[index]),
+        "decoding to an eighth": lambda index: simplejpeg.decode_jpeg(files[index], "RGB", **EIGHTH),
     }
+
+
+def union_share(name: str, files: Sequence[bytes]) -> float:
+    """How much of an image the smallest rectangle around both crops holds, on average."""
+    images = [Decoder()(data) for data in files]
+    seeds = [view_seed(0, 0, index) for index in range(len(files))]
+    parcel = batched.pack(images, seeds, range(len(images)), named(name))
+    return len(parcel.pixels) / sum(image.shape[0] * image.shape[1] for image in images)
 
 
 def table(title: str, candidates: dict[str, Callable[[], object]], images: int, rounds: int, threads: int) -> None:
@@ -165,6 +182,7 @@ def main() -> None:
 
             for name in ("mocov2", "simclr", "byol"):
                 if name in options.only and files:
+                    print(f"\n{name}: both views together show {union_share(name, files):.0%} of an image")
                     runs = {label: every(one, len(files)) for label, one in from_jpeg(name, files).items()}
                     table(f"{name}, two views of 224² from JPEG", runs, len(files), options.rounds, threads)
             if "small" in options.only:

@@ -1,5 +1,6 @@
 """Two training loops side by side: each in a process of its own, one at a time let go on for a while, in turn."""
 
+import gc
 import multiprocessing
 import os
 import statistics
@@ -103,6 +104,8 @@ def work(run: Callable[[Turns, str], None], turns: Turns) -> None:
         pass
     except BaseException:
         turns.pipe.send(traceback.format_exc())
+    turns.batches = ()  # whose workers end with it: at the end of this process nobody would wait for them in order
+    gc.collect()
 
 
 def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple[Turn, Turn]]:
@@ -125,7 +128,9 @@ def report(title: str, turns: list[tuple[Turn, Turn]]) -> None:
     cells = []
     for side in zip(*turns, strict=True):
         rates = [turn.rate for turn in side]
-        cells.append(f"{statistics.median(rates):5.0f} ({min(rates):.0f} – {max(rates):.0f})")
+        digits = 0 if min(rates) >= 10 else 2
+        middle, low, high = (f"{rate:.{digits}f}" for rate in (statistics.median(rates), min(rates), max(rates)))
+        cells.append(f"{middle} ({low} – {high})")
     for ratios in (
         sorted(ours.rate / theirs.rate for ours, theirs in turns),
         sorted(ours.cpu_rate / theirs.cpu_rate for ours, theirs in turns),

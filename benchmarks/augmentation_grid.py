@@ -1,0 +1,74 @@
+"""A picture of views made in three ways of the same draws: torchvision's functions, the fused kernel, and the device's.
+
+    python benchmarks/augmentation_grid.py [--data FOLDER] [--augment byol] [--device cpu] [--out grid.png]
+
+Rows: the images, the two views by each of the three, and the differences from torchvision's, fifty times enlarged. To
+be looked at: the rows of a view must look the same, and the differences grey. The largest difference is printed.
+"""
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixview.data import batched, fused
+from mixview.data.augmentation import named, names, view_seed, views
+from mixview.data.loading import to_tensor
+from mixview.data.opening import open_source
+from mixview.data.picture import Row, contact_sheet
+from mixview.data.reading import Reader
+from mixview.data.source import Pixels
+
+ENLARGED = 50
+
+
+def to_pixels(view: Tensor) -> Pixels:
+    """[C, S, S] in [0, 1] as a picture."""
+    return np.asarray((255 * view.clamp(0, 1)).round().byte().permute(1, 2, 0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=str(Path(os.environ.get("MIXVIEW_DATA", ".")) / "photos"))
+    parser.add_argument("--augment", choices=names(), default="byol")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--count", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("grid.png"))
+    options = parser.parse_args()
+    reader = Reader(open_source(options.data))
+    readings = [reader[index] for index in np.linspace(0, len(reader) - 1, options.count).astype(int).tolist()]
+    images = [reading.pixels for reading in readings]
+    first, second = (replace(one, normalise=None) for one in named(options.augment))
+    pair, seed = (first, second), options.seed
+    parcel = batched.pack(images, [view_seed(seed, 0, n) for n in range(len(images))], range(len(images)), pair)
+    reference = [views(to_tensor(image), seed, 0, n, pair) for n, image in enumerate(images)]
+    native = [fused.views(image, seed, 0, n, pair) for n, image in enumerate(images)]
+    device = list(zip(*(view.cpu() for view in batched.unpack(parcel, pair, options.device)), strict=True))
+    names_of = [str(reader.source.name(reading.index)) for reading in readings]
+    rows = [Row(f"{options.augment}: images", images, names_of)]
+    blank = [""] * len(images)
+    for view in range(2):
+        made = {
+            "torchvision's functions": reference,
+            "the fused kernel": native,
+            f"the device ({options.device})": device,
+        }
+        for way, pairs in made.items():
+            rows.append(Row(f"view {view + 1}, {way}", [to_pixels(each[view]) for each in pairs], blank))
+        for way, pairs in list(made.items())[1:]:
+            differences = [one[view] - other[view] for one, other in zip(pairs, reference, strict=True)]
+            worst = max(float(each.abs().max()) for each in differences)
+            title = f"view {view + 1}, {way} less torchvision's, {ENLARGED} times: at most {worst:.1e}"
+            print(title)
+            rows.append(Row(title, [to_pixels(0.5 + ENLARGED * each) for each in differences], blank))
+    contact_sheet(rows).save(options.out)
+    print(f"wrote {options.out}")
+
+
+if __name__ == "__main__":
+    main()
