@@ -16,7 +16,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -533,16 +533,22 @@ def names() -> tuple[str, ...]:
     return tuple(_NAMED)
 
 
-def named(name: str, size: int | None = None) -> tuple[Augmentation, Augmentation]:
-    """The augmentations of the two views of a method, at their published size or another."""
+def named(name: str, size: int | None = None, smallest_crop: float | None = None) -> tuple[Augmentation, Augmentation]:
+    """The augmentations of the two views of a method.
+
+    Args:
+        size: of the views in pixels; by default as published.
+        smallest_crop: the smallest share of an image that a view shows; by default as published.
+    """
     if name not in _NAMED:
         near = difflib.get_close_matches(name.lower(), _NAMED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_NAMED)}"
         raise ValueError(f"no augmentation is called {name!r}: {hint}")
-    first, second = _NAMED[name]
-    if size is None:
-        return first, second
-    return replace(first, crop=replace(first.crop, size=size)), replace(second, crop=replace(second.crop, size=size))
+    changes: dict[str, Any] = {} if size is None else {"size": size}
+    if smallest_crop is not None:
+        changes["scale"] = (smallest_crop, 1.0)
+    first, second = (replace(each, crop=replace(each.crop, **changes)) for each in _NAMED[name])
+    return first, second
 
 
 def view_seed(seed: int, epoch: int, index: int) -> int:

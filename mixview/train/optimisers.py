@@ -60,6 +60,9 @@ class Optimizer:
     fixed_predictor_lr: bool = False
     """Keep the predictor at lr throughout, without schedule and warm-up (SimSiam)."""
 
+    predictor_rate: float = 1.0
+    """How many times as fast as everything else the predictor learns (BYOL, SimSiam)."""
+
     clip: float | None = None
     """Scale the gradient down to this norm when it is longer. By default it is left alone."""
 
@@ -73,6 +76,7 @@ class Optimizer:
         check("betas", self.betas, good, "two numbers within [0, 1), such as (0.9, 0.999)")
         check("warmup_epochs", self.warmup_epochs, self.warmup_epochs >= 0, "0 or more")
         check("gamma", self.gamma, 0 < self.gamma <= 1, "within (0, 1], such as 0.1")
+        check("predictor_rate", self.predictor_rate, self.predictor_rate > 0, "a positive number, such as 10")
         check("clip", self.clip, self.clip is None or self.clip > 0, "a positive norm, such as 1.0, or not be set")
         good = list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0
         check("milestones", self.milestones, good, "epochs in rising order, such as (120, 160)")
@@ -194,32 +198,41 @@ def move_together(
 
 
 def parameter_groups(method: Method, settings: Optimizer, batch: int) -> list[dict[str, Any]]:
-    """The trained parameters in groups: matrices or norm and bias; scheduled or fixed.
+    """The trained parameters in groups: matrices or norm and bias; the predictor apart where it learns otherwise.
 
     A parameter of at most one dimension is a norm's or a bias, whatever its layer is called and wherever it sits.
     Every group carries `base_lr`, the highest learning rate, and `fixed`, whether it stays there.
     """
-    predictor = getattr(method, "predictor", None)
-    if settings.fixed_predictor_lr and not isinstance(predictor, nn.Module):
-        raise ValueError(
-            f"fixed_predictor_lr needs a method with a predictor (BYOL, SimSiam), and {type(method).__name__} has "
-            "none: leave it out"
-        )
-    fixed = {id(weight) for weight in predictor.parameters()} if settings.fixed_predictor_lr and predictor else set()
+    apart = {id(weight) for weight in predictor_apart(method, settings)}
     members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for weight in method.parameters():
         if weight.requires_grad:
-            members.setdefault((id(weight) in fixed, weight.ndim <= 1), []).append(weight)
+            members.setdefault((id(weight) in apart, weight.ndim <= 1), []).append(weight)
     if not members:
         raise ValueError(f"{type(method).__name__} has no parameter that takes a gradient: unfreeze its encoder")
-    lr = settings.peak_lr(batch)
     groups = []
-    for (is_fixed, norm_or_bias), weights in sorted(members.items()):
+    for (is_apart, norm_or_bias), weights in sorted(members.items()):
         excluded = norm_or_bias and not settings.decays_norm_and_bias
-        group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_fixed}
+        lr = settings.peak_lr(batch) * (settings.predictor_rate if is_apart else 1.0)
+        group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_apart and settings.fixed_predictor_lr}
         group["weight_decay"] = 0.0 if excluded else settings.weight_decay
         groups.append(group | ({"adapt": not excluded} if settings.name == "lars" else {}))
     return groups
+
+
+def predictor_apart(method: Method, settings: Optimizer) -> list[nn.Parameter]:
+    """The predictor's parameters where they learn at a rate of their own, else none."""
+    asked = {"fixed_predictor_lr": settings.fixed_predictor_lr, "predictor_rate": settings.predictor_rate != 1}
+    if not any(asked.values()):
+        return []
+    predictor = getattr(method, "predictor", None)
+    if not isinstance(predictor, nn.Module):
+        named = next(name for name, given in asked.items() if given)
+        raise ValueError(
+            f"{named} needs a method with a predictor (BYOL, SimSiam), and {type(method).__name__} has none: leave it "
+            "out"
+        )
+    return list(predictor.parameters())
 
 
 def build_optimizer(method: Method, settings: Optimizer, batch: int, *, fused: bool = True) -> torch.optim.Optimizer:

@@ -62,6 +62,8 @@ class Pretraining:
     """Labelled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
     augment: str | None = None
     """The augmentation by name; by default the method's own (its small variant for small images)."""
+    smallest_crop: float | None = None
+    """The smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
     size: int | None = None
     """Of the views in pixels; by default that of the images where they are small, else 224."""
     channels: int = 3
@@ -71,6 +73,8 @@ class Pretraining:
     """Start from these: imagenet, a file, or an earlier run."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views."""
+    zero_init: bool | None = None
+    """Of a ResNet: start every residual block as a shortcut; by default as published: SimSiam does."""
     mixing: Mixing = field(default_factory=Mixing)
     """How views are mixed."""
     head: Head = field(default_factory=Head)
@@ -244,7 +248,7 @@ class Pretraining:
         assert self.size is not None
         assert self.augment is not None
         assert self.batch != "auto"
-        augmentations = named(self.augment, self.size)
+        augmentations = named(self.augment, self.size, self.smallest_crop)
         batches = Batches(len(reader), self.batch, self.seed, fabric.global_rank, fabric.world_size)
         if self.accumulate * 2 > self.batch // fabric.world_size:
             raise ValueError(
@@ -261,6 +265,7 @@ class Pretraining:
             pin_memory=fabric.device.type == "cuda",
             device=fabric.device if self.augment_on == "device" else None,
         )
+        published_zero_init = None if self.method == "simsiam" else False
         torch.manual_seed(self.seed)  # the same first weights on every process
         backbone = backbones.build(
             self.backbone,
@@ -268,7 +273,9 @@ class Pretraining:
             channels=self.channels,
             stem=self.stem,
             weights=self.weights,
-            zero_init_residual=None if self.method == "simsiam" else False,
+            zero_init_residual=(None if self.method == "simsiam" else False)
+            if self.zero_init is None
+            else self.zero_init,
         )
         method = build_method(
             self.method,

@@ -93,6 +93,7 @@ def test_small_ones_are_for_32_pixels_and_do_not_blur(name: str) -> None:
         assert augmentation.crop.size == 32
         assert augmentation.blur is None
     assert named(name, size=64)[1].crop.size == 64
+    assert [each.crop.scale for each in named(name, smallest_crop=0.5)] == [(0.5, 1.0)] * 2
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:

@@ -93,6 +93,19 @@ def test_the_fixed_predictor_keeps_its_learning_rate() -> None:
         build_optimizer(simclr(), settings, batch=512)
 
 
+def test_the_predictor_may_learn_at_a_rate_of_its_own() -> None:
+    method, settings = simsiam(), Optimizer("sgd", lr=0.05, predictor_rate=10)
+    optimizer = build_optimizer(method, settings, batch=256)
+    fast = {id(weight) for group in optimizer.param_groups if group["lr"] == 0.5 for weight in group["params"]}
+    assert fast == {id(weight) for weight in method.predictor.parameters()}
+    assert set_learning_rate(optimizer, settings, epoch=100, epochs=200) == pytest.approx(0.025)
+    assert {round(group["lr"], 9) for group in optimizer.param_groups} == {0.025, 0.25}
+    with pytest.raises(ValueError, match=r"predictor_rate needs a method with a predictor.*SimCLR has none"):
+        build_optimizer(simclr(), settings, batch=256)
+    with pytest.raises(ValueError, match="predictor_rate must be a positive number, such as 10, got 0"):
+        Optimizer(predictor_rate=0)
+
+
 def test_nothing_to_train() -> None:
     with pytest.raises(ValueError, match="no parameter that takes a gradient: unfreeze"):
         build_optimizer(simclr().requires_grad_(False), SGD, 256)

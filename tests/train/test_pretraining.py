@@ -16,6 +16,7 @@ from mixview.export import load_encoder
 from mixview.methods import MoCo
 from mixview.train import recipes
 from mixview.train.engine import Engine
+from mixview.train.optimisers import Optimizer
 from mixview.train.pretraining import Pretraining
 from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
 from mixview.train.settings import Head
@@ -189,6 +190,16 @@ def test_a_backbone_that_cannot_have_channels_last_does_without(
 ) -> None:
     mixview.pretrain(**tiny(tmp_path / "run", backbone="tests.train.running:viewing_backbone"))
     assert "calls view on feature maps, so it runs without channels_last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("method", "zero_init", "zeros"), [("simsiam", None, True), ("simsiam", False, False)])
+def test_residual_blocks_start_as_shortcuts_where_asked(
+    method: Any, zero_init: bool | None, zeros: bool, tmp_path: Path
+) -> None:
+    still = Optimizer("sgd", lr=1e-12)
+    options = tiny(tmp_path / "run", method=method, backbone="small", zero_init=zero_init, optimizer=still, epochs=1)
+    encoder, _ = load_encoder(mixview.pretrain(**options))
+    assert (encoder.get_submodule("layer1.0.bn2").weight.abs().max().item() < 1e-6) is zeros
 
 
 def test_number_of_workers_changes_nothing(tmp_path: Path) -> None:
