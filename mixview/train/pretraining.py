@@ -273,9 +273,7 @@ class Pretraining:
             channels=self.channels,
             stem=self.stem,
             weights=self.weights,
-            zero_init_residual=(None if self.method == "simsiam" else False)
-            if self.zero_init is None
-            else self.zero_init,
+            zero_init_residual=published_zero_init if self.zero_init is None else self.zero_init,
         )
         method = build_method(
             self.method,
