@@ -51,11 +51,13 @@ def to_detectron2(state: Mapping[str, Tensor]) -> Arrays:
             continue
         found[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
     if "stem.conv1.weight" not in found:
-        raise ValueError("these are not the tensors of a ResNet (there is no conv1.weight): export a ResNet for Detectron2")
+        raise ValueError(
+            "these are not the tensors of a ResNet, there is no conv1.weight: export a ResNet for Detectron2"
+        )
     if found["stem.conv1.weight"].shape[2:] != (7, 7):
         raise ValueError(
-            "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain with "
-            "--stem standard to export for Detectron2"
+            "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain "
+            "with --stem standard to export for Detectron2"
         )
     return found
 
@@ -130,9 +132,7 @@ def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]
     try:
         with path.open("rb") as file:
             content = ArrayUnpickler(file, encoding="latin1").load()
-    except ValueError:
-        raise
-    except OSError:
+    except (ValueError, OSError):
         raise
     except Exception as error:  # a broken pickle raises anything
         raise ValueError(f"{path} cannot be read as a pickle of arrays ({error}): export it again") from error

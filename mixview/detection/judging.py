@@ -269,9 +269,7 @@ class Trial:
         with folder.explained("write what was found into"):
             self.write_detections(judged, test)
             if settings.keeping.pictures and judged.indices:
-                sheet = draw_judged(
-                    judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels
-                )
+                sheet = draw_judged(judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels)
                 sheet.save(self.out / "detections.png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
@@ -285,9 +283,9 @@ class Trial:
         sizes = f"{min(scales.train)}–{max(scales.train)}" if len(scales.train) > 1 else f"{scales.train[0]}"
         statistics = f"over {settings.precise_bn} batches" if settings.precise_bn else "as running averages"
         words = (
-            f"{name} {model.architecture.upper()}, everything fine-tuned ({settings.schedule.words}), shorter side {sizes} "
-            f"in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean over IoU 0.50 "
-            f"to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
+            f"{name} {model.architecture.upper()}, everything fine-tuned ({settings.schedule.words}), shorter side "
+            f"{sizes} in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean "
+            "over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
         )
         missing = asked - len(judged.indices)
         notes = (*case.notes, *((f"{missing} test images cannot be read and are left out.",) if missing else ()))
@@ -360,8 +358,10 @@ def protocol_settings(protocol: str) -> dict[str, Any]:
 def detect(encoder: str, protocol: str, **options: Any) -> list[Result]:
     """Judge an encoder by detection. The options are the fields of `Detection`, groups as dictionaries or objects."""
     settings = protocol_settings(protocol)
-    plain = {name: asdict(value) if name in GROUPS and not isinstance(value, dict) else value for name, value in options.items()}
-    recipes.merge(settings, plain)
+    for name in GROUPS.keys() & options.keys():
+        if not isinstance(options[name], dict):
+            options[name] = asdict(options[name])
+    recipes.merge(settings, options)
     groups = {
         name: make(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings[name].items()})
         for name, make in GROUPS.items()
