@@ -101,14 +101,17 @@ class Detection(Setting):
         check_boxes(case.parts.train)
         devices = self.devices if launcher() is None or self.devices > 1 else "auto"
         fabric = make_fabric(devices=devices, nodes=self.nodes, accelerator=self.device, precision=self.precision)
-        results = []
+        results, launched = [], False
         for number in range(self.trials):
             trial = Trial(replace(settled, seed=self.seed + number, trials=1), case, fabric, deadline)
-            result = trial.run(launch=number == 0)
-            if result is None:  # stopped: the next ones would be too
-                break
-            results.append(result)
-        if results and fabric.is_global_zero:
+            if not (self.resume and trial.is_finished):
+                finished = trial.run(launch=not launched)
+                launched = True
+                if not finished:  # stopped: the next ones would be too
+                    break
+            if fabric.is_global_zero:
+                results.append(trial.read_result())
+        if results:
             self.report(results)
         return results
 
@@ -131,12 +134,28 @@ class Trial:
         name = Path(self.settings.protocol or "detection").stem
         return base / "detection" / f"{name}-{Path(str(self.settings.data)).name}-seed-{self.settings.seed}"
 
-    def run(self, *, launch: bool) -> Result | None:
-        """Train, judge and write everything down; None if it was stopped before its end."""
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.out / "result.json").is_file()
+
+    def read_result(self) -> Result:
+        """What a finished trial found."""
+        path = self.out / "result.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Result(**(content | {name: tuple(content[name]) for name in ("notes", "warnings")}))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
+
+    def run(self, *, launch: bool) -> bool:
+        """Train, judge and write everything down; False if it was stopped before its end. The same on every process.
+
+        Args:
+            launch: start the other processes, once for all trials.
+        """
         settings, fabric = self.settings, self.fabric
         train = self.case.parts.train
-        if settings.resume and (found := read_result(self.out)) is not None:
-            return found
         data = {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
         resume = settings.resume and (self.out / "config.yaml").is_file()
         folder = start_or_resume(self.out, self.config(), data, resume=resume, may_change=MAY_CHANGE)
@@ -153,7 +172,7 @@ class Trial:
         every = {name: value for name, value in asdict(self.settings).items() if name not in ABSENT}
         return every | {"seed": self.settings.seed, "weights_key": self.case.subject.weights_key()}
 
-    def train(self, folder: RunFolder | None) -> Result | None:
+    def train(self, folder: RunFolder | None) -> bool:
         """What every process does."""
         settings, fabric, subject = self.settings, self.fabric, self.case.subject
         source, empty = (self.case.parts.train, 0) if settings.empty else with_objects(self.case.parts.train)
@@ -201,7 +220,9 @@ class Trial:
             notes=notes,
             ask=ask,
         )
-        return self.write(folder, engine, judged[0]) if finished else None
+        if finished and folder is not None:
+            self.write(folder, engine, judged[0])
+        return finished
 
     def batches(self, source: Source, shift: int = 0) -> Batches:
         """Which images when, for this process."""
@@ -259,10 +280,8 @@ class Trial:
         found = coco_metrics(judged.truth, judged.detections, classes, masks=self.settings.model.masks)
         return percentages(found | voc_metrics(judged.truth, judged.detections, classes))
 
-    def write(self, folder: RunFolder | None, engine: Engine, judged: Judged) -> Result | None:
-        """The result, the detections in COCO's format, and the picture."""
-        if folder is None:
-            return None
+    def write(self, folder: RunFolder, engine: Engine, judged: Judged) -> None:
+        """The detections in COCO's format, the picture and, last, the result."""
         settings, parts = self.settings, self.case.parts
         test = parts.test if settings.questions is None else pick(parts.test, settings.questions)
         result = self.result(judged, len(test))
@@ -273,7 +292,6 @@ class Trial:
                 sheet.save(self.out / "detections.png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
-        return result
 
     def result(self, judged: Judged, asked: int) -> Result:
         """The figures, and everything that they depend on."""
@@ -336,18 +354,6 @@ def endless(loader: Any, batches: Batches) -> Iterator[list[Sample]]:
 def check_boxes(source: Source) -> None:
     """Refuse data without boxes before anything starts."""
     objects_of(source, 0)
-
-
-def read_result(folder: Path) -> Result | None:
-    """What a finished trial found; None if it has not."""
-    path = folder / "result.json"
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Result(**(content | {name: tuple(content[name]) for name in ("notes", "warnings")}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
 
 
 def protocol_settings(protocol: str) -> dict[str, Any]:
