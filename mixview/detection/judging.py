@@ -104,7 +104,9 @@ class Detection(Setting):
         results, launched = [], False
         for number in range(self.trials):
             trial = Trial(replace(settled, seed=self.seed + number, trials=1), case, fabric, deadline)
-            if not (self.resume and trial.is_finished):
+            if self.resume and trial.is_finished:
+                RunFolder.open(trial.out).check_resumable(trial.config(), trial.data(), MAY_CHANGE)
+            else:
                 finished = trial.run(launch=not launched)
                 launched = True
                 if not finished:  # stopped: the next ones would be too
@@ -154,11 +156,9 @@ class Trial:
         Args:
             launch: start the other processes, once for all trials.
         """
-        settings, fabric = self.settings, self.fabric
-        train = self.case.parts.train
-        data = {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
-        resume = settings.resume and (self.out / "config.yaml").is_file()
-        folder = start_or_resume(self.out, self.config(), data, resume=resume, may_change=MAY_CHANGE)
+        fabric = self.fabric
+        resume = self.settings.resume and (self.out / "config.yaml").is_file()
+        folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
         with recorded(folder), losing_no_process():
             if launch:
                 meet_anew(fabric.device.type)
@@ -166,6 +166,11 @@ class Trial:
                 fabric.launch()
             fabric.barrier()  # the folder is there now
             return self.train(folder)
+
+    def data(self) -> dict[str, Any]:
+        """What it is trained on, for the folder."""
+        train = self.case.parts.train
+        return {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
 
     def config(self) -> dict[str, Any]:
         """The settings as plain values, for the folder."""
