@@ -20,6 +20,7 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview.data.loading import Batches, default_workers
 from mixview.data.source import Source
+from mixview.data.splits import Subset
 from mixview.detection.metrics import as_text, coco_metrics, coco_results, library, voc_metrics
 from mixview.detection.models import Model, Scales, build_detector
 from mixview.detection.pictures import draw_judged
@@ -210,11 +211,12 @@ class Trial:
         if found is not None:
             engine.load_state(found[0])
             notes.append(f"Going on from iteration {engine.step} of {settings.schedule.iterations}.")
-        judged: list[Judged] = []
+        last: list[tuple[Judged, dict[str, float]]] = []
 
         def ask() -> dict[str, float]:
-            judged[:] = [self.ask(detector, source)]
-            return self.metrics(judged[0])
+            judged = self.ask(detector, source)
+            last[:] = [(judged, self.metrics(judged))]
+            return last[0][1]
 
         finished = run_training(
             engine,
@@ -226,7 +228,7 @@ class Trial:
             ask=ask,
         )
         if finished and folder is not None:
-            self.write(folder, engine, judged[0])
+            self.write(folder, engine, *last[0])
         return finished
 
     def batches(self, source: Source, shift: int = 0) -> Batches:
@@ -260,18 +262,23 @@ class Trial:
         given = self.settings.workers
         return default_workers(self.fabric.world_size // nodes) if given is None else given
 
+    @property
+    def test(self) -> Source:
+        """The images that are asked about."""
+        whole, count = self.case.parts.test, self.settings.questions
+        return whole if count is None else pick(whole, count)
+
     def ask(self, detector: GeneralizedRCNN, source: Source) -> Judged:
         """What the detector finds in the test images, as it is now."""
-        settings, parts = self.settings, self.case.parts
+        settings, test = self.settings, self.test
         batches = self.batches(source, shift=1)
         torch.manual_seed(settings.seed)
         recount_statistics(detector, endless(self.loader(source, batches), batches), settings.precise_bn, self.fabric)
-        test = parts.test if settings.questions is None else pick(parts.test, settings.questions)
         return predict(
             detector,
             self.fabric,
             test,
-            align_classes(test, parts.classes),
+            align_classes(test, self.case.parts.classes),
             channels=self.case.subject.channels,
             masks=settings.model.masks,
             workers=self.workers,
@@ -285,20 +292,19 @@ class Trial:
         found = coco_metrics(judged.truth, judged.detections, classes, masks=self.settings.model.masks)
         return percentages(found | voc_metrics(judged.truth, judged.detections, classes))
 
-    def write(self, folder: RunFolder, engine: Engine, judged: Judged) -> None:
+    def write(self, folder: RunFolder, engine: Engine, judged: Judged, metrics: dict[str, float]) -> None:
         """The detections in COCO's format, the picture and, last, the result."""
-        settings, parts = self.settings, self.case.parts
-        test = parts.test if settings.questions is None else pick(parts.test, settings.questions)
-        result = self.result(judged, len(test))
+        count = self.settings.keeping.pictures
+        result = self.result(metrics, unread=len(self.test) - len(judged.indices))
         with folder.explained("write what was found into"):
-            self.write_detections(judged, test)
-            if settings.keeping.pictures and judged.indices:
-                sheet = draw_judged(judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels)
+            self.write_detections(judged)
+            if count and judged.indices:
+                sheet = draw_judged(judged, self.test, self.case.parts.classes, count, self.case.subject.channels)
                 sheet.save(self.out / "detections.png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
 
-    def result(self, judged: Judged, asked: int) -> Result:
+    def result(self, metrics: dict[str, float], unread: int) -> Result:
         """The figures, and everything that they depend on."""
         settings, case = self.settings, self.case
         model, scales = settings.model, settings.scales
@@ -310,14 +316,13 @@ class Trial:
             f"{sizes} in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean "
             "over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
         )
-        missing = asked - len(judged.indices)
-        notes = (*case.notes, *((f"{missing} test images cannot be read and are left out.",) if missing else ()))
+        notes = (*case.notes, *((f"{unread} test images cannot be read and are left out.",) if unread else ()))
         own = {each.name for each in fields(settings)} - {each.name for each in fields(Setting)}
         left_out = {*ABSENT, *MAY_CHANGE, "batch", "iterations", "lr"}
         every = asdict(settings)
         return Result(
             protocol=f"detection-{Path(settings.protocol or 'own').stem}",
-            metrics=self.metrics(judged),
+            metrics=metrics,
             words=words,
             encoder=case.subject.name,
             data=case.parts.words,
@@ -333,11 +338,12 @@ class Trial:
             warnings=case.warnings,
         )
 
-    def write_detections(self, judged: Judged, test: Source) -> None:
+    def write_detections(self, judged: Judged) -> None:
         """All detections in COCO's results format, by COCO's own ids where the data has them."""
-        whole = getattr(test, "source", test)
-        places = [int(test.indices[i]) for i in judged.indices] if whole is not test else judged.indices  # type: ignore[attr-defined]
-        ids, categories = getattr(whole, "image_ids", None), getattr(whole, "category_ids", None)
+        test, whole, places = self.test, self.case.parts.test, judged.indices
+        if isinstance(test, Subset) and test is not whole:
+            places = test.indices[places].tolist()
+        ids, categories = getattr(whole, "image_ids", None), getattr(self.case.parts.train, "category_ids", None)
         image_ids = [place + 1 for place in places] if ids is None else [int(ids[place]) for place in places]
         masks = self.settings.model.masks
         rows = coco_results(judged.detections, masks=False, image_ids=image_ids, category_ids=categories)
