@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=40, help="iterations between two evaluations")
     parser.add_argument("--questions", type=int, default=50, help="unseen scenes that are asked about")
     parser.add_argument("--size", type=int, default=64, help="of the scenes")
-    parser.add_argument("--classes", type=int, default=3)
+    parser.add_argument("--classes", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--picture", type=Path, default=Path("detection-curves.png"))
     parser.add_argument("--keep", type=Path, help="keep the detectors' folders here")
