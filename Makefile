@@ -38,6 +38,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/embedded.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
+	$(BIN)/python benchmarks/detection.py
 
 clean:
 	rm -rf .venv demo build dist *.egg-info

@@ -20,11 +20,15 @@ ALLOWED = {
     "atomic": set(),
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
-    "data": {"data", "mixing"},
+    "data": {"data", "mixing", "pickles"},
     "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
+    "detectron2": {"export", "pickles"},
+    "pickles": set(),
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
+    # A detector is a run as pretraining's is, around an encoder; it knows no method.
+    "detection": {"detection", "train", "evaluate", "data", "export"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.
