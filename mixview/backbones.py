@@ -246,14 +246,15 @@ def is_timm(name: str) -> bool:
         return False
 
 
-def library(name: str) -> ModuleType:
-    """A library that only this part needs, imported when it is: timm alone takes seconds."""
+def library(name: str, extra: str | None = None) -> ModuleType:
+    """A library that only this part needs, imported when it is: timm alone takes seconds. `extra` is mixview's for it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise
-        raise ModuleNotFoundError(f"{error.name} is not installed: pip install {error.name}", name=error.name) from None
+        package = f"'mixview[{extra}]'" if extra else error.name
+        raise ModuleNotFoundError(f"{error.name} is not installed: pip install {package}", name=error.name) from None
 
 
 # The libraries' models

@@ -17,6 +17,8 @@ from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
+from mixview import __version__
+
 
 class Parser(ArgumentParser):
     """Names the nearest option or command when it is given one that it does not know."""
@@ -253,11 +255,12 @@ def uses() -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
         auto_cli(
             {**COMMANDS, "evaluate": evaluations(), **uses()},
             args=expand(list(sys.argv[1:] if arguments is None else arguments)),
             prog="mixview",
+            version=__version__,
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
         )

@@ -24,6 +24,8 @@ ALLOWED = {
     "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
+    "using": {"using", "evaluate", "data", "atomic", "backbones"},
+    "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}

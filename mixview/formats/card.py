@@ -32,10 +32,9 @@ SETTINGS = ("epochs", "batch", "seed", "augment", "size", "optimizer", "mixing",
 
 CITATION = """\
 ```bibtex
-@article{chu2020unified,
-  title   = {A Unified Mixture-View Framework for Unsupervised Representation Learning},
-  author  = {Chu, Xiangxiang and Zhan, Xiaohang and Zhang, Bo},
-  year    = {2020}
+@misc{chu-bsim,
+  title  = {A Unified Mixture-View Framework for Unsupervised Representation Learning},
+  author = {Chu, Xiangxiang and Zhan, Xiaohang and Zhang, Bo}
 }
 ```"""
 

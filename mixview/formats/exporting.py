@@ -38,12 +38,14 @@ class Format(NamedTuple):
     """Of its file, the usual one first."""
     needs: tuple[str, ...] = ()
     """Packages that only this format needs."""
+    stem: str = "model"
+    """The name of its file in a folder."""
     folder: bool = False
     """Whether it is a folder by nature."""
 
 
 FORMATS: dict[str, Format] = {
-    "safetensors": Format(weights.write_safetensors, (".safetensors",)),
+    "safetensors": Format(weights.write_safetensors, (".safetensors",), stem="encoder"),
     "torchvision": Format(weights.write_torchvision, (".pth", ".pt", ".safetensors")),
     "timm": Format(weights.write_timm, (".safetensors",)),
     "huggingface": Format(huggingface.write_huggingface, (".safetensors",), ("transformers",), folder=True),
@@ -71,12 +73,12 @@ class Export(Choice):
             wanted = "a folder" if form.folder else f"a folder or a file ending in {kinds}"
             raise ValueError(f"{self.format} is written to {wanted}, not to {out.name!r}")
         for name in form.needs:
-            require(name)
+            library(name, "export")
         cargo = Cargo.of(self.load())
         folder = out.parent if is_file else out
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as made:
-            name = out.name if is_file else f"model{form.suffixes[0]}"
+            name = out.name if is_file else f"{form.stem}{form.suffixes[0]}"
             written = form.write(cargo, Path(made) / name)
             difference = check(cargo, written)
             place = out if is_file else folder / name
@@ -106,16 +108,6 @@ def export(encoder: str, **options: Any) -> Path:
         options: of `Export`.
     """
     return Export(encoder=encoder, **options).run()
-
-
-def require(name: str) -> None:
-    """Refuse, before any work, what cannot be written or checked without a package."""
-    try:
-        library(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ModuleNotFoundError(f"{name} is not installed: pip install 'mixview[export]'", name=name) from None
 
 
 def probe_images(cargo: Cargo, count: int = 3) -> Tensor:

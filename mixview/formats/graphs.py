@@ -48,8 +48,6 @@ def write_torch_export(cargo: Cargo, path: Path) -> Written:
 
 def write_onnx(cargo: Cargo, path: Path) -> Written:
     """An ONNX graph: for ONNX Runtime, TensorRT, OpenVINO and browsers."""
-    for name in ("onnx", "onnxscript"):
-        library(name)
     images, dynamic = example(cargo)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself; what it made is checked
@@ -78,7 +76,7 @@ def write_onnx(cargo: Cargo, path: Path) -> Written:
 
 def read_onnx(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """The weights of an ONNX file by name, and mixview's header; nothing is run, and no other file is opened."""
-    onnx: Any = library("onnx")
+    onnx: Any = library("onnx", "export")
     try:
         model = onnx.load(path, load_external_data=False)
         tensors = {}

@@ -95,7 +95,7 @@ class Embed(Embedding):
         if out.suffix not in (".parquet", ".npy"):
             raise ValueError(f"features are written as .parquet or .npy, not {out.name!r}: end the name in one of them")
         if out.suffix == ".parquet":
-            library("pyarrow")  # whether it is there is better known before hours of work than after
+            library("pyarrow", "embed")  # whether it is there is better known before hours of work than after
         out.parent.mkdir(parents=True, exist_ok=True)
         embedded = self.embed()
         if launched()[0] > 0:  # one process of many writes
@@ -168,7 +168,7 @@ def labels_of(source: Source) -> tuple[str, list[Any]] | None:
 
 def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> None:
     """A row an image; what made the features is in the file's metadata, under `mixview`."""
-    pa, pq = library("pyarrow"), library("pyarrow.parquet")
+    pa, pq = library("pyarrow", "embed"), library("pyarrow.parquet", "embed")
     rows, labels = embedded.rows(), labels_of(embedded.source)
     width = rows.shape[1]
     columns = [("path", pa.string())]
@@ -217,7 +217,7 @@ def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]
         with path.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
             names = [row["path"] for row in csv.DictReader(file)]
         return names, np.load(path)
-    table = library("pyarrow.parquet").read_table(path, columns=["path", "feature"])
+    table = library("pyarrow.parquet", "embed").read_table(path, columns=["path", "feature"])
     features = table["feature"].combine_chunks()
     width = features.type.list_size
     return table["path"].to_pylist(), features.flatten().to_numpy().reshape(-1, width)

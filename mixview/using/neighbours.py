@@ -60,7 +60,7 @@ class Looking(Embedding):
     """alike (look-alikes of the query), duplicates or outliers; by default alike with a query, else the other two."""
     count: int = 16
     """How many look-alikes of a query, or outliers."""
-    threshold: float = 0.9
+    threshold: float = 0.95
     """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
     neighbours: int = 10
     """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
@@ -109,7 +109,7 @@ class Looking(Embedding):
         if Path(self.out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
             raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
         if not -1 <= self.threshold <= 1:
-            raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.9 is usual")
+            raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.95 is usual")
         for name, number in (("count", self.count), ("neighbours", self.neighbours)):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}")
