@@ -98,11 +98,19 @@ def list_recipes() -> None:
     """The settings that have a name: what they are, what they cost, and what the paper measured with them."""
     from mixview.train import recipes
 
-    table = Table("recipe", "what", "cost", "the paper's figures", box=None, padding=(0, 2, 0, 0))
-    for name in recipes.names():
-        about = recipes.read(name).about
-        table.add_row(name, about.get("what", ""), about.get("cost", ""), about.get("paper", ""))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    for title, found in (
+        ("mixview pretrain --recipe …", recipes.names()),
+        ("mixview evaluate detection … --protocol …", recipes.names(detection=True)),
+    ):
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for column in ("recipe", "what", "cost", "the paper's figures"):
+            table.add_column(column)
+        for name in found:
+            about = recipes.read(name).about
+            shown = (about.get(key, "") for key in ("what", "cost", "paper"))
+            table.add_row(name.removeprefix(recipes.DETECTION), *shown)
+        console.print(table)
 
 
 def pretrain(recipe: str | None = None, **options: Any) -> None:
@@ -118,7 +126,7 @@ def pretrain(recipe: str | None = None, **options: Any) -> None:
     Pretraining(**options).run()
 
 
-FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust")
+FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust", "--empty")
 """Options that may stand alone, for true."""
 
 
@@ -133,11 +141,16 @@ def expand(arguments: list[str]) -> list[str]:
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
             named[place] += "=true"
-    if named[0] != "pretrain":
-        return named
     given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
     )
+    if named[0] == "evaluate":
+        if named[1:2] == ["detection"] and "--protocol" in given:
+            from mixview.detection.judging import protocol_settings
+
+            settings = protocol_settings(given["--protocol"])
+            return [*named[:2], "--config", json.dumps(settings), *named[2:]]
+        return named
     if given.get("--resume") == "true" and "--out" in given:
         from mixview.train.run_folder import RunFolder
 
@@ -223,6 +236,7 @@ COMMANDS: dict[str, Any] = {
 
 def evaluations() -> dict[str, Any]:
     """How a representation is judged, each protocol a command."""
+    from mixview.detection.judging import detection
     from mixview.evaluate import judging
 
     return {
@@ -234,6 +248,7 @@ def evaluations() -> dict[str, Any]:
         "lowshot": judging.lowshot,
         "semi": judging.semi,
         "supervised": judging.supervised,
+        "detection": detection,
         "all": judging.everything,
         "show": judging.show,
     }

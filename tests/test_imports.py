@@ -26,7 +26,10 @@ ALLOWED = {
     "export": {"atomic", "backbones"},
     "using": {"using", "evaluate", "data", "atomic", "backbones"},
     "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
+    "detectron2": {"export"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
+    # A detector is a run as pretraining's is, around an encoder; it knows no method.
+    "detection": {"detection", "train", "evaluate", "data", "export"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.

@@ -81,6 +81,8 @@ class Coco(ImageFiles):
         self._boxes = np.array([each["bbox"] for each in annotations], dtype=np.float32).reshape(-1, 4)
         self._boxes[:, 2:] += self._boxes[:, :2]  # on disk left, top, width, height
         self._crowd = np.array([each.get("iscrowd", 0) for each in annotations], dtype=np.bool_)
+        areas = [each.get("area") for each in annotations]
+        self._areas = None if None in areas else np.array(areas, dtype=np.float64)
         segmentations = [each.get("segmentation") for each in annotations]
         self._shapes = PackedStrings(pack_segmentation(each) for each in segmentations)
         self._has_masks = all(segmentations)
@@ -99,7 +101,8 @@ class Coco(ImageFiles):
             for number in range(own.start, own.stop):
                 masks[number - own.start] = draw_mask(self._shapes.encoded(number), height, width)
         crowd = self._crowd[own].copy()
-        return Objects(self._boxes[own].copy(), self._classes[own].copy(), np.zeros_like(crowd), crowd, masks)
+        areas = None if self._areas is None else self._areas[own].copy()
+        return Objects(self._boxes[own].copy(), self._classes[own].copy(), np.zeros_like(crowd), crowd, masks, areas)
 
 
 def locate(path: Path) -> Path | None:

@@ -41,6 +41,8 @@ class Objects(NamedTuple):
     """[K] COCO's "iscrowd" flag."""
     masks: npt.NDArray[np.bool_] | None
     """[K, H, W], or None where the source has no masks."""
+    areas: npt.NDArray[np.float64] | None = None
+    """[K] as annotated, where they are; COCO tells small objects from large by them."""
 
 
 class Source(ABC):

@@ -49,7 +49,12 @@ def mean_average_precision(
 
 @torch.no_grad()
 def average_precision(
-    scores: Tensor, relevant: Tensor, ignored: Tensor | None = None, *, interpolation: Interpolation = "all-points"
+    scores: Tensor,
+    relevant: Tensor,
+    ignored: Tensor | None = None,
+    *,
+    missed: Tensor | None = None,
+    interpolation: Interpolation = "all-points",
 ) -> Tensor:
     """Average precision of every column. [N, ...] -> [...] float64; NaN where a column has no relevant image.
 
@@ -57,6 +62,7 @@ def average_precision(
         scores: [N, ...], finite, higher is better.
         relevant: booleans that broadcast to `scores`: [N, classes] or, for scores [N, costs, classes], [N, 1, classes].
         ignored: which images do not count, in the same way; none by default.
+        missed: [...] how many relevant ones have no score at all, as objects have that a detector did not find.
         interpolation: the definition, see above.
     """
     if interpolation not in get_args(Interpolation):
@@ -78,15 +84,16 @@ def average_precision(
     precision = (found.double() / seen).masked_fill_(~changes, 0)
     if interpolation != "plain":
         precision = precision.flip(-1).cummax(-1).values.flip(-1)
-    total = found[..., -1]
+    total = found[..., -1] if missed is None else found[..., -1] + missed
     if interpolation == "11-point":
         tenths = torch.arange(11, device=scores.device)
         # In whole numbers, since 3 of 10 must reach 0.3: found / total >= tenths / 10.
         needed = (tenths * total.unsqueeze(-1) + 9) // 10
         first = torch.searchsorted(found, needed.contiguous())
-        value = precision.gather(-1, first.clamp_(max=found.shape[-1] - 1)).mean(-1)
+        reached = first < found.shape[-1]
+        value = (reached * precision.gather(-1, first.clamp_(max=found.shape[-1] - 1))).mean(-1)
     else:
-        reached = torch.where(changes, found, 0).cummax(-1).values
-        gained = reached.diff(dim=-1, prepend=torch.zeros_like(reached[..., :1]))
+        counted = torch.where(changes, found, 0).cummax(-1).values
+        gained = counted.diff(dim=-1, prepend=torch.zeros_like(counted[..., :1]))
         value = (gained * precision).sum(-1) / total
     return value.masked_fill(total == 0, torch.nan)

@@ -69,8 +69,24 @@ def number(printed: str) -> float | None:
     return float(found[0]) if found else None
 
 
-def column_of(protocol: str, metric: str, objective: str) -> tuple[str, str] | None:
+JUDGED_ON = {
+    "svm": "VOC2007",
+    "lowshot": "VOC2007",
+    "detection-voc-c4": "VOC07 test by Detectron2, whose AP of VOC2007 is 11-point",
+    "detection-coco-c4-2x": "COCO2017 val",
+}
+"""What the paper judged by; ImageNet otherwise."""
+
+
+def column_of(protocol: str, metric: str, objective: str, epoch: str = USUAL_EPOCHS) -> tuple[str, str] | None:
     """The table and column that a metric of a protocol is in."""
+    if protocol.startswith("detection-") and objective != "mixaug":
+        kind = metric.removeprefix("mask ").removeprefix("11-point ")
+        if protocol == "detection-voc-c4" and not metric.startswith("mask "):
+            return ("tab:lc_longer_epoch" if epoch == "800" else "tab:voc-od"), kind
+        if protocol == "detection-coco-c4-2x" and not metric.startswith("11-point "):
+            return "tab:coco-od", f"{kind} {'m' if metric.startswith('mask ') else 'b'}"
+        return None
     if objective == "mixaug":
         return {
             ("svm", "mAP"): ("tab:mix_strategy_drop", "SVM @VOC2007"),
@@ -93,7 +109,7 @@ def find(protocol: str, metric: str, about: Mapping[str, str]) -> Cell | None:
     It is of a ResNet-50 pretrained on ImageNet, whatever the measured one is of, and says so.
     """
     method, objective = about.get("method", ""), about.get("objective", "")
-    place = column_of(protocol, metric, objective)
+    place = column_of(protocol, metric, objective, about.get("epoch", USUAL_EPOCHS))
     if place is None or method not in METHODS or objective not in OBJECTIVES:
         return None
     label, column = place
@@ -105,7 +121,7 @@ def find(protocol: str, metric: str, about: Mapping[str, str]) -> Cell | None:
     for epochs in (about.get("epoch"), USUAL_EPOCHS, rows[0][1]):
         for row in rows:
             if row[1] == epochs and number(row[table.columns.index(column)]) is not None:
-                data = "VOC2007" if protocol in ("svm", "lowshot") else "ImageNet"
+                data = JUDGED_ON.get(protocol, "ImageNet")
                 where = (
                     f"Table {table.number}, {wanted}, {epochs} epochs of ImageNet, ResNet-50, judged on {data}: no "
                     "other run's figures compare with it exactly."

@@ -19,7 +19,7 @@ from mixview.atomic import atomic_write
 from mixview.backbones import library
 from mixview.data.scenes import Scenes
 from mixview.evaluate.encoders import Choice
-from mixview.formats import graphs, huggingface, weights
+from mixview.formats import detectron2, graphs, huggingface, weights
 from mixview.formats.card import make_card
 from mixview.formats.written import Cargo, Written, fill_path
 from mixview.using.encoder import Encoder
@@ -51,6 +51,7 @@ FORMATS: dict[str, Format] = {
     "huggingface": Format(huggingface.write_huggingface, (".safetensors",), ("transformers",), folder=True),
     "onnx": Format(graphs.write_onnx, (".onnx",), ("onnx", "onnxscript", "onnxruntime")),
     "torch-export": Format(graphs.write_torch_export, (".pt2",)),
+    "detectron2": Format(detectron2.write_detectron2, (".pkl",)),
 }
 
 
@@ -123,6 +124,10 @@ def probe_images(cargo: Cargo, count: int = 3) -> Tensor:
 
 def check(cargo: Cargo, written: Written) -> float:
     """The largest difference of features between the encoder and what was written, as its own program loads it."""
+    if written.reads is not None:
+        tensors, _ = written.reads(written.main)
+        kept = {name: each for name, each in cargo.tensors.items() if not name.endswith("num_batches_tracked")}
+        return 0.0 if all(torch.equal(tensors[name], each) for name, each in kept.items()) else float("inf")
     images = probe_images(cargo)
     with torch.inference_mode():
         expected = cargo.subject.encoder.cpu().eval()(images)
@@ -139,6 +144,8 @@ def check(cargo: Cargo, written: Written) -> float:
 
 def checked(written: Written, difference: float) -> str:
     """What was checked, in a sentence."""
+    if not written.by:
+        return "Checked by reading it back: the same weights. Detectron2 itself was not run."
     versions = " and ".join(f"{name} {version(name)}" for name in written.by)
     return f"Checked with {versions}: the same features as mixview's own, to {difference:.1e}."
 

@@ -18,7 +18,7 @@ from mixview import backbones
 from mixview.backbones import Spec
 from mixview.evaluate.encoders import USUAL_SIZE
 from mixview.export import read_header, rebuild, save_encoder
-from mixview.formats import graphs, huggingface
+from mixview.formats import detectron2, graphs, huggingface
 
 SMALL_SIZE = 32
 """What an encoder with the small stem is taken to be for, where nothing says it."""
@@ -32,7 +32,7 @@ class Import:
     """Read an encoder from another program's file."""
 
     file: str
-    """What to read: .safetensors, .pth, .onnx or .pt2, or a folder of Hugging Face's, of timm's or of mixview export."""
+    """What to read: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export."""
     out: str = "encoder.safetensors"
     """The file to write: what every command of mixview takes for an encoder."""
     backbone: str | None = None
@@ -85,7 +85,7 @@ def import_encoder(file: str, **options: Any) -> Path:
     """Read an encoder from another program's file: what mixview export writes, or others wrote. Runs nothing of it.
 
     Args:
-        file: .safetensors, .pth, .onnx or .pt2, or a folder of Hugging Face's, of timm's or of mixview export.
+        file: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export.
         options: of `Import`.
     """
     return Import(file=file, **options).run()
@@ -109,6 +109,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
         return *graphs.read_onnx(path), None
     if path.suffix == ".pt2":
         return *graphs.read_torch_export(path), None
+    if path.suffix == ".pkl":
+        return *detectron2.read_detectron2(path), None
     if path.suffix != ".safetensors":
         return backbones.read_tensors(path), header_of_torch_file(path), None
     tensors, metadata = backbones.read_safetensors(path)

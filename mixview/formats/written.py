@@ -1,7 +1,7 @@
 """What is exported, and what a format has written of it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,8 +90,10 @@ class Written(NamedTuple):
     snippet: str
     """Python that loads it: PATH stands for where it ends up, and `features` is what it makes of `images`."""
     by: tuple[str, ...]
-    """The packages that load it."""
+    """The packages that load it; none where the program cannot be asked to."""
     notes: tuple[str, ...] = ()
+    reads: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
+    """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
 
     def run(self, images: Tensor) -> Tensor:
         """What the snippet makes of images: what the user is told to write is what is checked."""

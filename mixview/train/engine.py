@@ -1,7 +1,7 @@
 """The training loop, in plain sight. Devices, processes and precision are Lightning Fabric's."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -140,7 +140,6 @@ class Engine:
         memory = torch.channels_last if self.channels_last else torch.preserve_format
         return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
 
-    @torch.no_grad()
     def check_finite(self, *, weights: bool = False) -> None:
         """Raise, on every process, when any loss so far was not finite on any of them.
 
@@ -149,16 +148,8 @@ class Engine:
         Args:
             weights: look at the weights too, before they are saved: a gradient can overflow where its loss did not.
         """
-        finite = self.finite
-        if weights:
-            finite = finite & torch.stack([torch.isfinite(each).all() for each in self.method.parameters()]).all()
-        bad: Any = self.fabric.all_reduce(1.0 - finite.float(), reduce_op="sum")
-        if bool(bad):
-            raise NonFiniteLoss(
-                f"the loss was not finite at or before step {self.step} (epoch {self.epoch:.2f}): nothing was saved "
-                "after it; resume from the last checkpoint in another --precision, or start a new run with a smaller "
-                "--optimizer.lr or with --optimizer.clip 1"
-            )
+        checked = list(self.method.parameters()) if weights else []
+        refuse_non_finite(self.fabric, self.finite, checked, f"step {self.step} (epoch {self.epoch:.2f})")
 
     @torch.no_grad()
     def loss_of_all(self, loss: Tensor) -> float:
@@ -200,6 +191,20 @@ class Engine:
             with torch.no_grad():
                 for name, buffer in self.method.named_buffers():
                     buffer.copy_(buffers[name])
+
+
+@torch.no_grad()
+def refuse_non_finite(fabric: Fabric, finite: Tensor, weights: Sequence[Tensor], where: str) -> None:
+    """Raise, on every process, when `finite` is false or a weight is not finite on any of them."""
+    if weights:
+        finite = finite & torch.stack([torch.isfinite(each).all() for each in weights]).all()
+    bad: Any = fabric.all_reduce(1.0 - finite.float(), reduce_op="sum")
+    if bool(bad):
+        raise NonFiniteLoss(
+            f"the loss was not finite at or before {where}: nothing was saved after it; resume from the last "
+            "checkpoint in another --precision, or start a new run with a smaller learning rate (--optimizer.lr, of a "
+            "detector --lr) or with --optimizer.clip 1"
+        )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -2,10 +2,19 @@
 
 import warnings
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from mixview.train.run_folder import RunFolder
-from mixview.train.watching import Watch
+
+
+class Loggers(Protocol):
+    """Which loggers a run uses."""
+
+    @property
+    def tensorboard(self) -> bool: ...
+
+    @property
+    def wandb(self) -> str | None: ...
 
 
 class Journal:
@@ -17,7 +26,7 @@ class Journal:
         step: where the run goes on; what TensorBoard has beyond it is overwritten.
     """
 
-    def __init__(self, folder: RunFolder | None, watch: Watch, step: int) -> None:
+    def __init__(self, folder: RunFolder | None, watch: Loggers, step: int) -> None:
         self.folder = folder
         self.board: Any = None
         self.wandb: Any = None

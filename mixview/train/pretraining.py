@@ -1,10 +1,6 @@
 """`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves all in a folder."""
 
-import inspect
-import os
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +8,6 @@ from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies.ddp import DDPStrategy
-from lightning_fabric.strategies.strategy import Strategy
 from torch import nn
 
 from mixview import backbones
@@ -27,13 +21,14 @@ from mixview.export import save_encoder
 from mixview.methods import Method, MoCo, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
+from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
-from mixview.train.launching import end_with_parent, launcher, losing_no_process, meet_anew, process_rank
+from mixview.train.launching import end_with_parent, losing_no_process, meet_anew
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder, RunFolderError, State
+from mixview.train.run_folder import RunFolder, RunFolderError, recorded, start_or_resume
 from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
 from mixview.train.stopping import Stopping, seconds_of
 from mixview.train.watching import Held, Watch, Watcher, hold_out
@@ -95,7 +90,7 @@ class Pretraining:
     """How many machines; auto is as many as torchrun or srun started processes on."""
     accelerator: str = "auto"
     """cpu, cuda, mps, or auto."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Precision = "32-true"
     """Mixed precision is for accelerators: most CPUs are many times slower with it."""
     sync_bn: bool = True
     """Batch norm over all devices together, for every method but MoCo, which shuffles instead."""
@@ -141,58 +136,21 @@ class Pretraining:
         head = settled.head.settle(self.method, images=len(reader), steps=steps, batch=settled.batch)
         settled = replace(settled, head=head)
         folder = settled.prepare_folder(whole)
-        try:
-            with losing_no_process():
-                meet_anew(fabric.device.type)
-                if folder is not None:
-                    folder.note_images(source)
-                end_with_parent()
-                fabric.launch()
-                fabric.barrier()  # the folder is there now
-                settled.train(fabric, folder, reader, held, [words])
-        except BaseException as error:
+        with recorded(folder), losing_no_process():
+            meet_anew(fabric.device.type)
             if folder is not None:
-                status = folder.status
-                state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-                with suppress(RunFolderError):
-                    message = f"{type(error).__name__}: {error}"
-                    folder.set_status(state, status.get("step", 0), status.get("epoch", 0.0), message)
-            raise
-        finally:
-            if folder is not None:
-                folder.close()
+                folder.note_images(source)
+            end_with_parent()
+            fabric.launch()
+            fabric.barrier()  # the folder is there now
+            settled.train(fabric, folder, reader, held, [words])
         return Path(self.out)
 
     def make_fabric(self) -> Fabric:
         """Devices, processes and precision."""
-        on_cpu = self.accelerator == "cpu" or (
-            self.accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
+        return make_fabric(
+            devices=self.devices, nodes=self.nodes, accelerator=self.accelerator, precision=self.precision
         )
-        started = launcher()
-        if started is not None:
-            started.agree(self.devices, self.nodes)
-            devices: int | str = started.devices
-            nodes = started.nodes
-        else:
-            devices = 1 if on_cpu and self.devices == "auto" else self.devices
-            nodes = 1 if self.nodes == "auto" else self.nodes
-        many = nodes > 1 or str(devices) not in ("1", "auto")
-        strategy: Strategy | str = "auto"
-        if many or (devices == "auto" and torch.cuda.device_count() > 1):
-            # The queue and the statistics of batch norms need not be sent every step: only rank 0's are kept.
-            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-            quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-            options: dict[str, Any] = {quiet: False}
-            strategy = DDPStrategy(**options)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The `srun` command is available")  # and need not be used
-            return Fabric(
-                accelerator="cpu" if on_cpu else self.accelerator,
-                devices=devices,
-                num_nodes=nodes,
-                strategy=strategy,
-                precision=self.precision,
-            )
 
     def find_batch(self, fabric: Fabric, images: int) -> int:
         """The largest batch that fits in memory, by trying."""
@@ -217,21 +175,8 @@ class Pretraining:
 
     def prepare_folder(self, source: Source) -> RunFolder | None:
         """The run's folder, made or reopened by the first process before any other starts: a mistake ends here."""
-        if process_rank() > 0:
-            return None
         data = {"kind": source.kind, "count": len(source), "fingerprint": source.fingerprint()}
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0  # goes on by itself
-        if not self.resume and not (restarted and is_run(self.out)):
-            return RunFolder.create(self.out, self.config(), data)
-        folder = RunFolder.open(self.out)
-        folder.lock()
-        try:
-            folder.check_resumable(self.config(), data)
-            folder.resume(self.config())
-        except BaseException:
-            folder.close()
-            raise
-        return folder
+        return start_or_resume(self.out, self.config(), data, resume=self.resume)
 
     def config(self) -> dict[str, Any]:
         """The settings as plain values, for the run's folder; whether it was resumed is not one of them."""
@@ -297,12 +242,7 @@ class Pretraining:
             channels_last=channels_last,
         )
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
-        step = -1 if found is None else found[1]
-        last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")
-        if int(last.sum()):  # the largest is not the smallest
-            raise RunFolderError(
-                f"not all processes see the same checkpoints in {self.out}: put --out on a disk that all machines see"
-            )
+        agree_on_checkpoint(fabric, -1 if found is None else found[1], self.out)
         if found is not None:
             engine.load_state(found[0])
             if engine.step > engine.steps:
@@ -424,10 +364,6 @@ def resume(out: str | Path, **changes: Any) -> Path:
 def tuples(values: dict[str, Any]) -> dict[str, Any]:
     """YAML's lists as the tuples that they were."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-
-def is_run(out: str | Path) -> bool:
-    return (Path(out) / "config.yaml").is_file()
 
 
 def stands_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:

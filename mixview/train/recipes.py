@@ -15,14 +15,19 @@ class Recipe(NamedTuple):
     about: dict[str, str]
     """what, cost, paper: for people."""
     settings: dict[str, Any]
-    """Fields of `mixview.train.pretraining.Pretraining`."""
+    """Fields of `mixview.train.pretraining.Pretraining`, or of `mixview.detection.judging.Detection`."""
 
 
-def names() -> list[str]:
-    """The recipes that come with mixview; those that begin with an underscore are bases only."""
+DETECTION = "detection/"
+"""How the names of detection protocols begin; all others are of pretraining."""
+
+
+def names(*, detection: bool = False) -> list[str]:
+    """The recipes that come with mixview, of pretraining or of detection; `_…` are bases only, and left out."""
     folder = resources.files("mixview") / "recipes"
     found = [f"{group.name}/{file.name}" for group in folder.iterdir() for file in group.iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in found if "/_" not in name)
+    wanted = [name for name in found if "/_" not in name and name.startswith(DETECTION) == detection]
+    return sorted(name.removesuffix(".yaml") for name in wanted)
 
 
 def read(name: str) -> Recipe:
@@ -55,7 +60,7 @@ def text_of(name: str) -> str:
     group, _, file = name.partition("/")
     found = resources.files("mixview") / "recipes" / group / f"{file}.yaml"
     if not file or not found.is_file():
-        close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
+        close = difflib.get_close_matches(name, [*names(), *names(detection=True)], n=1, cutoff=0.4)
         hint = f"did you mean {close[0]}?" if close else "`mixview recipes` lists them"
         raise ValueError(f"there is no recipe {name}: {hint}")
     return found.read_text(encoding="utf-8")

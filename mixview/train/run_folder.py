@@ -37,6 +37,7 @@ from mixview.atomic import atomic_write, remove_leftovers, sync
 from mixview.data.identity import note_images
 from mixview.data.source import Source
 from mixview.train.checkpoints import in_words, remedy
+from mixview.train.launching import process_rank
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -317,6 +318,52 @@ class RunFolder:
             raise RunFolderError(
                 f"cannot {what} the run in {self.path}: {in_words(error)}; {remedy(error)}, then resume"
             ) from error
+
+
+def start_or_resume(
+    out: str | Path,
+    config: dict[str, Any],
+    data: dict[str, Any],
+    *,
+    resume: bool,
+    may_change: Collection[str] = MAY_CHANGE,
+) -> RunFolder | None:
+    """The folder of a run, made or reopened and locked by the first process; None for any other.
+
+    Called before any other process starts, a mistake ends here. After a restart by torchrun a run goes on by itself.
+    """
+    if process_rank() > 0:
+        return None
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    if not resume and not (restarted and (Path(out) / "config.yaml").is_file()):
+        return RunFolder.create(out, config, data)
+    folder = RunFolder.open(out)
+    folder.lock()
+    try:
+        folder.check_resumable(config, data, may_change)
+        folder.resume(config)
+    except BaseException:
+        folder.close()
+        raise
+    return folder
+
+
+@contextlib.contextmanager
+def recorded(folder: RunFolder | None) -> Iterator[None]:
+    """While a run trains into a folder: an error is written into its status, and the folder let go of at the end."""
+    try:
+        yield
+    except BaseException as error:
+        if folder is not None:
+            status = folder.status
+            state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            with contextlib.suppress(RunFolderError):
+                message = f"{type(error).__name__}: {error}"
+                folder.set_status(state, status.get("step", 0), status.get("epoch", 0.0), message)
+        raise
+    finally:
+        if folder is not None:
+            folder.close()
 
 
 LOCKED: WeakValueDictionary[Path, RunFolder] = WeakValueDictionary()

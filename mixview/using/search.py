@@ -54,7 +54,14 @@ def search_exactly(bank: Tensor, queries: Tensor, k: int) -> Neighbours:
 def search_graph(bank: Tensor, queries: Tensor, k: int) -> Neighbours:
     """Build a graph of neighbours (HNSW, Malkov and Yashunin, 2016) and follow it."""
     usearch = library("usearch.index", "embed")
-    index = usearch.Index(ndim=bank.shape[1], metric="cos", dtype="f32", connectivity=32, expansion_add=256)
+    index = usearch.Index(
+        ndim=bank.shape[1],
+        metric="cos",
+        dtype="f32",
+        connectivity=32,
+        expansion_add=256,
+        expansion_search=max(256, 16 * k),
+    )
     with bar("building a graph", len(bank)) as advance:
         for start in range(0, len(bank), CHUNK):
             some = bank[start : start + CHUNK]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,26 @@ def test_a_file_or_a_folder(format: str, out: str, files: set[str], tmp_path: Pa
     assert place.exists()
 
 
+def test_detectron2_s_file_holds_the_weights_under_its_names_and_comes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original = trained(tmp_path / "run", "resnet18", 96, 3)
+    place = export(str(original), format="detectron2", out=str(tmp_path / "out"))
+    text = capsys.readouterr().out
+    assert "Checked by reading it back: the same weights. Detectron2 itself was not run." in text
+    assert "config.MODEL.PIXEL_MEAN, config.MODEL.PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]" in text
+    compile(printed_snippet(text), "snippet", "exec")
+    content = pickle.loads(place.read_bytes())
+    assert content["matching_heuristics"]
+    assert "res2.0.conv1.norm.running_mean" in content["model"]
+    import_encoder(str(place), out=str(tmp_path / "back.safetensors"))
+    (back, header), (before, expected) = load_encoder(tmp_path / "back.safetensors"), load_encoder(original)
+    assert header == expected
+    images = torch.rand(2, 3, 96, 96)
+    with torch.inference_mode():
+        assert torch.equal(back(images), before(images))
+
+
 def test_a_folder_of_safetensors_is_loaded_like_a_run(tmp_path: Path) -> None:
     export("small", format="safetensors", out=str(tmp_path / "a"), size=16)
     assert mixview.load(tmp_path / "a", device="cpu").size == 16
@@ -134,7 +155,7 @@ def test_timm_reads_the_folder_and_its_preparation(tmp_path: Path) -> None:
     images = torch.rand(2, 3, 96, 96)
     with torch.inference_mode():
         torch.testing.assert_close(model(images), mixview.load("resnet18", size=96, device="cpu").module(images))
-    assert timm.data.resolve_model_data_config(model)["input_size"] == (3, 96, 96)
+    assert list(timm.data.resolve_model_data_config(model)["input_size"]) == [3, 96, 96]
 
 
 def test_transformers_prepares_images_nearly_as_mixview_does(tmp_path: Path) -> None:

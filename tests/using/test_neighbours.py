@@ -125,9 +125,7 @@ def test_copies_of_real_photographs_are_found(tmp_path: Path) -> None:
                 small = image.convert("RGB").resize((image.width // 2, image.height // 2))
                 small.save(folder / f"copy-{number}-{path.stem}.jpg", quality=70)
     out = tmp_path / "a.png"
-    found = neighbours(
-        "pixels", data=str(folder), size=32, workers=0, find="duplicates", threshold=0.98, out=str(out)
-    )
+    found = neighbours("pixels", data=str(folder), size=32, workers=0, find="duplicates", out=str(out))
     names = sorted(Path(row["path"]).stem for row in rows(out.with_suffix(".csv")))
     assert len(found) == 4
     assert all(len(each.images) == 2 for each in found)

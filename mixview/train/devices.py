@@ -1,0 +1,65 @@
+"""Devices, processes and precision: a Fabric from what the user says and what has started this process."""
+
+import inspect
+import warnings
+from typing import Any, Literal
+
+import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies.ddp import DDPStrategy
+from lightning_fabric.strategies.strategy import Strategy
+from torch import nn
+
+from mixview.train.launching import launcher
+from mixview.train.run_folder import RunFolderError
+
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
+def make_fabric(
+    *, devices: int | str = "auto", nodes: int | Literal["auto"] = "auto", accelerator: str, precision: Precision
+) -> Fabric:
+    """A Fabric that has started nothing yet.
+
+    Args:
+        devices: on each machine; auto is what torchrun or srun started, else all accelerators, or one CPU process.
+        nodes: machines; auto is as many as torchrun or srun started processes on.
+        accelerator: cpu, cuda, mps, or auto.
+        precision: 32-true, bf16-mixed or 16-mixed.
+    """
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
+    )
+    started = launcher()
+    if started is not None:
+        started.agree(devices, nodes)
+        devices, nodes = started.devices, started.nodes
+    else:
+        devices = 1 if on_cpu and devices == "auto" else devices
+        nodes = 1 if nodes == "auto" else nodes
+    many = nodes > 1 or str(devices) not in ("1", "auto")
+    strategy: Strategy | str = "auto"
+    if many or (devices == "auto" and torch.cuda.device_count() > 1):
+        # The queue and the statistics of batch norms need not be sent every step: only rank 0's are kept.
+        names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        options: dict[str, Any] = {quiet: False}
+        strategy = DDPStrategy(**options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The `srun` command is available")  # and need not be used
+        return Fabric(
+            accelerator="cpu" if on_cpu else accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy=strategy,
+            precision=precision,
+        )
+
+
+def agree_on_checkpoint(fabric: Fabric, step: int, out: str) -> None:
+    """Refuse to go on where processes see different checkpoints: `step` is this one's, -1 for none."""
+    last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")
+    if int(last.sum()):  # the largest is not the smallest
+        raise RunFolderError(
+            f"not all processes see the same checkpoints in {out}: put --out on a disk that all machines see"
+        )
