@@ -148,5 +148,3 @@ def checked(written: Written, difference: float) -> str:
         return "Checked by reading it back: the same weights. Detectron2 itself was not run."
     versions = " and ".join(f"{name} {version(name)}" for name in written.by)
     return f"Checked with {versions}: the same features as mixview's own, to {difference:.1e}."
-
-

@@ -122,5 +122,3 @@ def from_bytes(content: bytes, entry: dict[str, Any]) -> Tensor:
     if min([*sizes, *strides, offset], default=0) < 0 or (math.prod(sizes) and reach > len(flat)):
         raise ValueError("a tensor is larger than its bytes")
     return flat.as_strided(sizes, strides, offset).clone(memory_format=torch.contiguous_format)
-
-

@@ -37,7 +37,11 @@ def write_huggingface(cargo: Cargo, path: Path) -> Written:
         by: tuple[str, ...] = ("transformers",)
     elif native and cargo.library == "timm":
         tensors = cargo.tensors
-        config = {"model_type": "timm_wrapper", "architectures": ["TimmWrapperModel"], **timm_config(cargo, cargo.model)}
+        config = {
+            "model_type": "timm_wrapper",
+            "architectures": ["TimmWrapperModel"],
+            **timm_config(cargo, cargo.model),
+        }
         write_json(folder / "config.json", config)
         output = "model(images).pooler_output"
         by = ("transformers", "timm")
@@ -105,7 +109,9 @@ def to_transformers(name: str) -> str:
     name = re.sub(r"^layer(\d)\.(\d+)\.", lambda m: f"encoder.stages.{int(m[1]) - 1}.layers.{m[2]}.", name)
     name = re.sub(r"\.conv(\d)\.", lambda m: f".layer.{int(m[1]) - 1}.convolution.", name)
     name = re.sub(r"\.bn(\d)\.", lambda m: f".layer.{int(m[1]) - 1}.normalization.", name)
-    return name.replace(".downsample.0.", ".shortcut.convolution.").replace(".downsample.1.", ".shortcut.normalization.")
+    return name.replace(".downsample.0.", ".shortcut.convolution.").replace(
+        ".downsample.1.", ".shortcut.normalization."
+    )
 
 
 def from_transformers(name: str) -> str:
@@ -115,7 +121,9 @@ def from_transformers(name: str) -> str:
     name = re.sub(r"^encoder\.stages\.(\d)\.layers\.(\d+)\.", lambda m: f"layer{int(m[1]) + 1}.{m[2]}.", name)
     name = re.sub(r"\.layer\.(\d)\.convolution\.", lambda m: f".conv{int(m[1]) + 1}.", name)
     name = re.sub(r"\.layer\.(\d)\.normalization\.", lambda m: f".bn{int(m[1]) + 1}.", name)
-    return name.replace(".shortcut.convolution.", ".downsample.0.").replace(".shortcut.normalization.", ".downsample.1.")
+    return name.replace(".shortcut.convolution.", ".downsample.0.").replace(
+        ".shortcut.normalization.", ".downsample.1."
+    )
 
 
 def read_names(folder: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:

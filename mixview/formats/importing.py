@@ -138,5 +138,3 @@ def load_all(encoder: nn.Module, tensors: dict[str, Tensor], path: Path, name: s
             f"({backbones.shorten([*missing, *wrong])}): export the encoder again"
         )
     encoder.load_state_dict({key: tensors[key] for key in own if key in tensors}, strict=False)
-
-

@@ -31,7 +31,9 @@ class MixviewModel(PreTrainedModel):
         super().__init__(config)
         spec = check_spec(config.spec)
         if spec is None:
-            raise ValueError(f"the config says of no network how to build it (spec is {config.spec!r}): export it again")
+            raise ValueError(
+                f"the config says of no network how to build it (spec is {config.spec!r}): export it again"
+            )
         self.encoder = rebuild("the folder", spec, trust=False)
         self.post_init()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import yaml
 
 from mixview.evaluate.results import Result, save
+from mixview.export import save_encoder
 from mixview.formats.exporting import export
 from mixview.train.run_folder import RunFolder
 from tests.evaluate.judged import SIZE, small
-from mixview.export import save_encoder
 
 
 def make_run(path: Path) -> Path:

@@ -129,7 +129,9 @@ def test_detectron2_s_file_holds_the_weights_under_its_names_and_comes_back(
     place = export(str(original), format="detectron2", out=str(tmp_path / "out"))
     text = capsys.readouterr().out
     assert "Checked by reading it back: the same weights. Detectron2 itself was not run." in text
-    assert "config.MODEL.PIXEL_MEAN, config.MODEL.PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]" in text
+    assert (
+        "config.MODEL.PIXEL_MEAN, config.MODEL.PIXEL_STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]" in text
+    )
     compile(printed_snippet(text), "snippet", "exec")
     content = pickle.loads(place.read_bytes())
     assert content["matching_heuristics"]

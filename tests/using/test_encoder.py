@@ -92,7 +92,10 @@ def test_load_takes_what_evaluations_take(tmp_path: Path) -> None:
     ("given", "words"),
     [
         (torch.randn(3, 9, 9), r"floats go from 0 to 1, and these go from .* pass images that are normalised already"),
-        (torch.zeros(9, 9, 3, dtype=torch.uint8), r"shape \[9, 9, 3\] has 9: tensors are \[C, H, W\], arrays \[H, W, C\]"),
+        (
+            torch.zeros(9, 9, 3, dtype=torch.uint8),
+            r"shape \[9, 9, 3\] has 9: tensors are \[C, H, W\], arrays \[H, W, C\]",
+        ),
         (torch.zeros(3, 9, 9, dtype=torch.int64), r"uint8, 0 to 255, or floats, 0 to 1, not torch.int64"),
         (np.zeros((4, 4, 4), np.uint8), r"takes 3 channels, and this image of shape \[4, 4, 4\] has 4"),
         (np.zeros(4, np.uint8), r"an array \[H, W\] or \[H, W, C\], got \[4\]"),
