@@ -247,7 +247,7 @@ def is_timm(name: str) -> bool:
 
 
 def library(name: str, extra: str | None = None) -> ModuleType:
-    """A library that only this part needs, imported when it is: timm alone takes seconds. `extra` is mixview's for it."""
+    """A library that only this part needs, imported when it is: timm alone takes seconds. `extra` installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

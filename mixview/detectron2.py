@@ -51,9 +51,7 @@ def to_detectron2(state: Mapping[str, Tensor]) -> Arrays:
             continue
         found[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
     if "stem.conv1.weight" not in found:
-        raise ValueError(
-            "these are not the tensors of a ResNet (there is no conv1.weight): export a ResNet for Detectron2"
-        )
+        raise ValueError("these are not the tensors of a ResNet (there is no conv1.weight): export a ResNet for Detectron2")
     if found["stem.conv1.weight"].shape[2:] != (7, 7):
         raise ValueError(
             "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain with "

@@ -64,11 +64,10 @@ def check_command(words: list[str], parser: Any) -> None:
     if program in LAUNCHERS:
         start = rest.index("mixview.cli") if "mixview.cli" in rest else rest.index("mixview")
         program, rest = "mixview", rest[start + 1 :]
-    if program == "mixview":
-        try:
-            parser.parse_args(expand(rest))
-        except SystemExit as done:
-            assert not done.code, f"{shlex.join(words)} is refused"
+    if program == "mixview" and rest[0] == "--print_completion":  # which uses a parser up; test_wheel.py tries it
+        assert rest[1:] in (["shtab-bash"], ["shtab-zsh"])
+    elif program == "mixview":
+        parser.parse_args(expand(rest))
     elif program == "make":
         makefile = (ROOT / "Makefile").read_text()
         assert all(f"\n{target}:" in makefile for target in rest), words

@@ -63,7 +63,7 @@ def test_bash_completes_commands_and_options(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.slow
 def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> None:
-    """In an environment of its own, which has the dependencies of this one (they are gigabytes) and not this mixview."""
+    """In an environment of its own, with the dependencies of this one, for they are gigabytes, and not this mixview."""
     build = [sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
@@ -72,7 +72,7 @@ def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> N
     binaries = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
     python = binaries / "python"
     places = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
-    # Folders that a .pth file names are searched last, and their own .pth files, such as this repository's, are not read.
+    # Folders that a .pth file names come last, and their own .pth files, such as this repository's, are not read.
     Path(places, "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
     install = ["pip", "--python", str(python), "install", "--no-deps", "--quiet", str(wheel)]
     subprocess.run([sys.executable, "-m", *install], check=True)

@@ -269,7 +269,9 @@ class Trial:
         with folder.explained("write what was found into"):
             self.write_detections(judged, test)
             if settings.keeping.pictures and judged.indices:
-                sheet = draw_judged(judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels)
+                sheet = draw_judged(
+                    judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels
+                )
                 sheet.save(self.out / "detections.png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
@@ -358,10 +360,7 @@ def protocol_settings(protocol: str) -> dict[str, Any]:
 def detect(encoder: str, protocol: str, **options: Any) -> list[Result]:
     """Judge an encoder by detection. The options are the fields of `Detection`, groups as dictionaries or objects."""
     settings = protocol_settings(protocol)
-    plain = {
-        name: asdict(value) if name in GROUPS and not isinstance(value, dict) else value
-        for name, value in options.items()
-    }
+    plain = {name: asdict(value) if name in GROUPS and not isinstance(value, dict) else value for name, value in options.items()}
     recipes.merge(settings, plain)
     groups = {
         name: make(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings[name].items()})

@@ -166,7 +166,9 @@ def left_top_width_height(box: Floats) -> list[float]:
     return [left, top, right - left, bottom - top]
 
 
-def voc_metrics(truth: Sequence[Truth], detections: Sequence[Detections], classes: Sequence[str]) -> dict[str, float]:
+def voc_metrics(
+    truth: Sequence[Truth], detections: Sequence[Detections], classes: Sequence[str]
+) -> dict[str, float]:
     """VOC's average precisions of the boxes, 11-point and all-points: AP50, AP75, and AP over ten thresholds."""
     table = {kind: np.full((len(THRESHOLDS), len(classes)), np.nan) for kind in VOC_KINDS}
     for number in range(len(classes)):
@@ -228,3 +230,4 @@ def match_class(
         hits.append(right)
         ignored.append(skipped)
     return torch.cat(scores), torch.cat(hits), torch.cat(ignored), wanted
+

@@ -57,11 +57,9 @@ class Model:
     """FPN: width of the two layers that look at a region."""
 
     def __post_init__(self) -> None:
-        if (
-            not self.anchors
-            or min(self.anchors) < 1
-            or min(self.sampled, self.regions, self.proposals, self.channels, self.hidden) < 1
-        ):
+        if not self.anchors or min(self.anchors) < 1 or min(
+            self.sampled, self.regions, self.proposals, self.channels, self.hidden
+        ) < 1:
             raise ValueError(f"anchors, and all numbers of a model, must be at least 1, got {self}")
         if self.architecture == "fpn" and len(self.anchors) != 5:
             raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: give five")
@@ -109,7 +107,9 @@ def build_detector(
     return GeneralizedRCNN(backbone, rpn, heads, transform)
 
 
-def build_c4(encoder: nn.Module, outputs: int, model: Model, channels: int) -> tuple[nn.Module, Proposals, RoIHeads]:
+def build_c4(
+    encoder: nn.Module, outputs: int, model: Model, channels: int
+) -> tuple[nn.Module, Proposals, RoIHeads]:
     """The trunk to res4, proposals on it, and res5 as the head of a region."""
     trunk = IntermediateLayerGetter(encoder, {"layer3": "0"})
     (res4,) = measure(trunk, channels).values()
@@ -141,7 +141,9 @@ def build_c4(encoder: nn.Module, outputs: int, model: Model, channels: int) -> t
     return trunk, rpn, heads
 
 
-def build_fpn(encoder: nn.Module, outputs: int, model: Model, channels: int) -> tuple[nn.Module, Proposals, RoIHeads]:
+def build_fpn(
+    encoder: nn.Module, outputs: int, model: Model, channels: int
+) -> tuple[nn.Module, Proposals, RoIHeads]:
     """A pyramid of res2 to res5, proposals and regions on all of its levels."""
     layers = {f"layer{number + 1}": str(number) for number in range(4)}
     widths = [stage.width for stage in measure(IntermediateLayerGetter(encoder, layers), channels).values()]

@@ -86,9 +86,7 @@ class Schedule:
 def build_optimizer(detector: nn.Module, schedule: Schedule) -> torch.optim.SGD:
     """SGD over everything; batch norms do not decay, as in Detectron2."""
     norms = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-    of_norms = {
-        id(weight) for module in detector.modules() if isinstance(module, norms) for weight in module.parameters()
-    }
+    of_norms = {id(weight) for module in detector.modules() if isinstance(module, norms) for weight in module.parameters()}
     decaying = [weight for weight in detector.parameters() if id(weight) not in of_norms]
     others = [weight for weight in detector.parameters() if id(weight) in of_norms]
     groups = [
@@ -224,9 +222,7 @@ class Keeping:
 
     def __post_init__(self) -> None:
         if min(self.log_every, self.checkpoint_every, self.keep) < 1 or min(self.evaluate_every, self.pictures) < 0:
-            raise ValueError(
-                f"log_every, checkpoint_every and keep must be at least 1, the others 0 or more, got {self}"
-            )
+            raise ValueError(f"log_every, checkpoint_every and keep must be at least 1, the others 0 or more, got {self}")
 
 
 def run_training(

@@ -55,8 +55,9 @@ def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, fil
         "## What was measured",
         measured(cargo),
         "## Limits",
-        "Features describe what the training images taught and share their bias. Nothing here was measured but what the "
-        "table says. The licence of the weights is for whoever trained them to say, with an eye to that of the images.",
+        "Features describe what the training images taught and share their bias. Nothing here was measured but what "
+        "the table says. The licence of the weights is for whoever trained them to say, with an eye to that of the "
+        "images.",
         "## Citation",
         CITATION,
     ]
@@ -93,9 +94,9 @@ def preprocessing(cargo: Cargo) -> str:
     mean, std = cargo.subject.normalise.values(int(cargo.spec["channels"]))
     shown = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
     return (
-        f"The shorter side is resized to {round(size * 256 / 224)} pixels (to {size} if the image is no larger than that), "
-        f"bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalised by mean "
-        f"({shown[0]}) and deviation ({shown[1]})."
+        f"The shorter side is resized to {round(size * 256 / 224)} pixels (to {size} if the image is no larger than "
+        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalised by "
+        f"mean ({shown[0]}) and deviation ({shown[1]})."
     )
 
 

@@ -2,7 +2,7 @@
 
     mixview export runs/first --format onnx --out exported/
 
-What is written is loaded again as the printed snippet loads it, and put in place only if it gives the encoder's features.
+What is written is loaded again as the printed snippet loads it, and put in place only if it gives the same features.
 """
 
 import tempfile

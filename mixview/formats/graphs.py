@@ -5,7 +5,6 @@ they can be read back without running anything (`mixview.formats.importing`).
 """
 
 import json
-import math
 import struct
 import warnings
 import zipfile
@@ -119,6 +118,6 @@ def from_bytes(content: bytes, entry: dict[str, Any]) -> Tensor:
     kind, offset = DTYPES[meta["dtype"]], int(meta["storage_offset"]["as_int"])
     flat = torch.frombuffer(bytearray(content), dtype=kind) if content else torch.empty(0, dtype=kind)
     reach = 1 + offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    if min([*sizes, *strides, offset], default=0) < 0 or (math.prod(sizes) and reach > len(flat)):
+    if min([*sizes, *strides, offset], default=0) < 0 or (0 not in sizes and reach > len(flat)):
         raise ValueError("a tensor is larger than its bytes")
     return flat.as_strided(sizes, strides, offset).clone(memory_format=torch.contiguous_format)

@@ -148,6 +148,6 @@ def read_names(folder: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tens
     if isinstance(architecture := config.get("architecture"), str):
         return {name.removeprefix("timm_model."): tensor for name, tensor in tensors.items()}, f"timm/{architecture}"
     raise ValueError(
-        f"{folder} holds a {kind or 'nameless'} model, which mixview does not have: it reads ResNets of transformers, and "
-        "models of timm and of mixview"
+        f"{folder} holds a {kind or 'nameless'} model, which mixview does not have: it reads ResNets of transformers, "
+        "and models of timm and of mixview"
     )

@@ -2,9 +2,9 @@
 
     mixview import exported/model.onnx --out encoder.safetensors
 
-Reads what `mixview export` writes and, of the same formats, what others wrote. Only weights are read, by name: no graph is
-run, nothing is unpickled. What mixview exported says its own network; of other files the usual ResNets are tried, or
-`--backbone` names it.
+Reads what `mixview export` writes and, of the same formats, what others wrote. Only weights are read, by name: no
+graph is run, nothing is unpickled. What mixview exported says its own network; of other files the usual ResNets are
+tried, or `--backbone` names it.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Import:
     """Read an encoder from another program's file."""
 
     file: str
-    """What to read: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export."""
+    """What to read: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face, timm or mixview export."""
     out: str = "encoder.safetensors"
     """The file to write: what every command of mixview takes for an encoder."""
     backbone: str | None = None
@@ -128,7 +128,7 @@ def header_of_torch_file(path: Path) -> str | None:
 
 
 def load_all(encoder: nn.Module, tensors: dict[str, Tensor], path: Path, name: str) -> None:
-    """Every tensor of the encoder from the file; only the counters of batch norms may be missing, for nothing uses them."""
+    """Every tensor of the encoder from the file; counters of batch norms may be missing, for nothing uses them."""
     own = encoder.state_dict()
     missing = [key for key in own if key not in tensors and not key.endswith("num_batches_tracked")]
     wrong = [key for key in own if key in tensors and tensors[key].shape != own[key].shape]

@@ -1,7 +1,7 @@
 """mixview's networks as a model type of Hugging Face transformers: importing this is what teaches them to `AutoModel`.
 
-Nothing in a folder is run: the network is built by mixview from its name, and only those of torchvision, timm and mixview
-itself are.
+Nothing in a folder is run: the network is built by mixview from its name, and only those of torchvision, timm and
+mixview itself are.
 """
 
 from typing import Any, ClassVar

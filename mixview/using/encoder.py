@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Self, final
+from typing import Self, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from mixview.data.decoding import Decoder, Mode, channels_as, convert, upright
 from mixview.data.files import read_file
 from mixview.data.loading import to_tensor
 from mixview.data.reading import MODES
+from mixview.data.source import Pixels
 from mixview.evaluate.encoders import Choice, Subject
 from mixview.evaluate.features import pick_device
 from mixview.evaluate.transforms import CentreCrop
@@ -153,7 +154,7 @@ def from_array(array: npt.NDArray[np.generic], mode: Mode, channels: int) -> Ten
     if array.ndim != 3:
         raise ValueError(f"an image is an array [H, W] or [H, W, C], got {list(array.shape)}")
     if array.dtype == np.uint8 and array.shape[2] in (1, 3):
-        array = channels_as(mode, array, "the array")
+        array = channels_as(mode, cast(Pixels, array), "the array")
     return check_tensor(to_tensor(np.ascontiguousarray(array)), channels)
 
 

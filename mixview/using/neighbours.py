@@ -65,7 +65,7 @@ class Looking(Embedding):
     neighbours: int = 10
     """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
     search: How = "auto"
-    """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by the number."""
+    """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
     out: str = "neighbours.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
 

@@ -26,8 +26,8 @@ def find_nearest(bank: Tensor, queries: Tensor, k: int, how: How = "auto") -> tu
         bank: features, normalised or not; may be mapped from a file.
         queries: features of the same kind.
         k: how many; all of a smaller bank.
-        how: `exact` compares every pair, `graph` follows a graph of neighbours (HNSW) and may miss a few; `auto` is exact
-            for up to four thousand million pairs.
+        how: `exact` compares every pair, `graph` follows a graph of neighbours (HNSW) and may miss a few; `auto` is
+            exact for up to four thousand million pairs.
     """
     if k < 1:
         raise ValueError(f"the number of neighbours must be at least 1, got {k}")

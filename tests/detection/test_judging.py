@@ -69,9 +69,7 @@ def test_a_trial_leaves_everything(whole: Path) -> None:
     assert RunFolder.open(folder).status["state"] == "finished"
     records = read_metrics(folder)
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
-    assert {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg", "lr"} <= set(
-        records[0]
-    )
+    assert {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg", "lr"} <= set(records[0])
     assert {"AP", "AP50", "AP75", "mask AP", "11-point AP50", "all-points AP50"} <= set(records[-1])
     rows = json.loads((folder / "detections.json").read_text())
     assert all({"image_id", "category_id", "bbox", "score", "segmentation"} <= set(row) for row in rows)
@@ -88,11 +86,9 @@ def test_trials_are_results_of_their_own_shown_as_mean_and_deviation(whole: Path
     assert rows["AP50"].std is not None
     assert "Mask R-CNN C4" in found[0].words
     assert "101-point" in found[0].words
-    assert (
-        last(trial(whole, 0))["detector"]["rpn.head.cls_logits.weight"]
-        .ne(last(trial(whole, 1))["detector"]["rpn.head.cls_logits.weight"])
-        .any()
-    )
+    assert last(trial(whole, 0))["detector"]["rpn.head.cls_logits.weight"].ne(
+        last(trial(whole, 1))["detector"]["rpn.head.cls_logits.weight"]
+    ).any()
 
 
 def test_stopped_and_resumed_is_never_stopped(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

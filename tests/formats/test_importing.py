@@ -88,7 +88,7 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"nothing of the kind")
         with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is no whole)"):
             import_encoder(str(tmp_path / name))
-    with pytest.raises(FileNotFoundError, match="there is no file .*absent.onnx: check the path"):
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.onnx: check the path"):
         import_encoder(str(tmp_path / "absent.onnx"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"holds none of model.safetensors.*name the file itself"):
