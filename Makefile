@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-wheel lint docs wheel bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -20,6 +20,16 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+test-wheel: $(READY)
+	$(BIN)/python -m pytest -m slow tests/test_wheel.py
+
+wheel: $(READY)
+	$(BIN)/python -m build --outdir dist .
+
+docs: $(READY)
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -41,4 +51,4 @@ bench: $(READY)
 	$(BIN)/python benchmarks/detection.py
 
 clean:
-	rm -rf .venv demo build dist *.egg-info
+	rm -rf .venv demo build dist docs/_build docs/generated *.egg-info

@@ -18,6 +18,10 @@ def __getattr__(name: str) -> Any:
         from mixview.train import pretraining
 
         return getattr(pretraining, name)
+    if name == "load":
+        from mixview.using import encoder
+
+        return encoder.load
     raise AttributeError(f"module 'mixview' has no attribute {name!r}")
 
 

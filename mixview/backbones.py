@@ -246,31 +246,37 @@ def is_timm(name: str) -> bool:
         return False
 
 
-def library(name: str) -> ModuleType:
-    """A library that only this part needs, imported when it is: timm alone takes seconds."""
+def library(name: str, extra: str | None = None) -> ModuleType:
+    """A library that only this part needs, imported when it is: timm alone takes seconds. `extra` installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise
-        raise ModuleNotFoundError(f"{error.name} is not installed: pip install {error.name}", name=error.name) from None
+        package = f"'mixview[{extra}]'" if extra else error.name
+        raise ModuleNotFoundError(f"{error.name} is not installed: pip install {package}", name=error.name) from None
 
 
 # The libraries' models
 
 
+def torchvision_options(name: str, size: int) -> dict[str, Any]:
+    """What torchvision's constructor is given besides the name, for images of this size."""
+    if name.startswith("vit_"):
+        return {"image_size": size}
+    if name.startswith("maxvit"):
+        return {"input_size": (size, size)}
+    if name in ("googlenet", "inception_v3"):
+        return {"aux_logits": False, "init_weights": True}
+    return {}
+
+
 def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[nn.Module, bool]:
     """A torchvision model without its classifier, and whether it is a ResNet."""
     models = library("torchvision.models")
-    options: dict[str, Any] = {}
+    options = torchvision_options(name, size)
     if is_resnet := name.startswith(("resnet", "resnext", "wide_resnet")):
         options["zero_init_residual"] = zero_init_residual
-    elif name.startswith("vit_"):
-        options["image_size"] = size
-    elif name.startswith("maxvit"):
-        options["input_size"] = (size, size)
-    elif name in ("googlenet", "inception_v3"):
-        options |= {"aux_logits": False, "init_weights": True}
     try:
         model = cast(nn.Module, models.get_model(name, weights=None, **options))
     except (AssertionError, ValueError, RuntimeError) as error:
@@ -279,30 +285,42 @@ def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[n
     return model, is_resnet
 
 
+def is_timm_resnet(name: str) -> bool:
+    """Whether a timm model is a ResNet, whose stem can be changed."""
+    return bool(library("timm").models.is_model_in_modules(name, ("resnet", "resnest", "sknet", "res2net")))
+
+
+def timm_options(name: str, size: int, channels: int) -> dict[str, Any]:
+    """What timm's constructor is given besides the name, for such images."""
+    options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
+    config = library("timm").get_pretrained_cfg(name)
+    fixed = config is not None and config.fixed_input_size and config.input_size[-1] != size
+    if fixed and not is_timm_resnet(name):
+        options["img_size"] = size
+    return options
+
+
 def timm_model(
     name: str, size: int, channels: int, zero_init_residual: bool, pretrained: bool
 ) -> tuple[nn.Module, bool]:
     """A timm model without its classifier, and whether it is a ResNet."""
     timm = library("timm")
-    options: dict[str, Any] = {"num_classes": 0, "in_chans": channels, "pretrained": pretrained}
+    options = timm_options(name, size, channels) | {"pretrained": pretrained}
     architecture, _, tag = name.partition(".")
     if tag and not timm.models.is_model_pretrained(name):
         tags = [full.partition(".")[2] for full in timm.list_pretrained(architecture)]
         raise ValueError(f"timm has no weights {tag!r} of {architecture}: it has {', '.join(tags) or 'none'}")
     if pretrained and not timm.models.is_model_pretrained(name):
         raise ValueError(f"timm has no ImageNet weights of {name}: leave weights out, or pass a file")
-    config = timm.get_pretrained_cfg(name)
-    if is_resnet := timm.models.is_model_in_modules(name, ("resnet", "resnest", "sknet", "res2net")):
+    if is_resnet := is_timm_resnet(name):
         options["zero_init_last"] = zero_init_residual
-    elif config is not None and config.fixed_input_size and config.input_size[-1] != size:
-        options["img_size"] = size
     try:
         try:
             model = timm.create_model(name, **options)
         except TypeError as error:  # some models of a fixed size cannot be made for another
             if "img_size" not in str(error):
                 raise
-            fixed = config.input_size[-1]
+            fixed = timm.get_pretrained_cfg(name).input_size[-1]
             raise ValueError(
                 f"timm/{name} is made for images of {fixed} pixels only, not {size}: use size {fixed}"
             ) from error
@@ -312,7 +330,7 @@ def timm_model(
         if pretrained:
             raise no_download(f"timm/{name}", error) from error
         raise does_not_fit(f"timm/{name}", size, error) from error
-    return cast(nn.Module, model), bool(is_resnet)
+    return cast(nn.Module, model), is_resnet
 
 
 def strip_classifier(model: nn.Module) -> None:

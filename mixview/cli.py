@@ -17,6 +17,8 @@ from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
+from mixview import __version__
+
 
 class Parser(ArgumentParser):
     """Names the nearest option or command when it is given one that it does not know."""
@@ -133,7 +135,7 @@ def expand(arguments: list[str]) -> list[str]:
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
     if named[:2] == ["evaluate", "show"] and named[2:] and not named[2].startswith("-"):
         return [*named[:2], json.dumps(arguments[2:])]
-    if named[:1] not in (["pretrain"], ["evaluate"]):
+    if not named or named[0] not in ("pretrain", "evaluate", "embed", "neighbours", "export"):
         return named
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
@@ -252,20 +254,36 @@ def evaluations() -> dict[str, Any]:
     }
 
 
+def uses() -> dict[str, Any]:
+    """What is done with an encoder."""
+    from mixview.formats import exporting, importing
+    from mixview.using import embedding, neighbours
+
+    return {
+        "embed": embedding.embed,
+        "neighbours": neighbours.neighbours,
+        "export": exporting.export,
+        "import": importing.import_encoder,
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
-        set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
         auto_cli(
-            {**COMMANDS, "evaluate": evaluations()},
+            {**COMMANDS, "evaluate": evaluations(), **uses()},
             args=expand(list(sys.argv[1:] if arguments is None else arguments)),
             prog="mixview",
+            version=__version__,
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
         )
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
+            raise
+        if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
         sys.exit(f"mixview: {error}")
     except KeyboardInterrupt:

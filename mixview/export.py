@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixview.atomic import atomic_write
 from mixview.backbones import Spec, Stem, construct, library, read_safetensors, shorten, weights_file
@@ -42,14 +42,23 @@ def save_encoder(
     encoder = getattr(encoder, "_orig_mod", encoder)
     if isinstance(encoder, nn.parallel.DistributedDataParallel):
         encoder = cast(nn.Module, encoder.module)
+    # One entry: safetensors writes several in random order, and the same encoder must be the same file.
+    header = {"mixview": write_header(spec, metadata)}
+    write_atomically(path, library("safetensors.torch").save(plain_tensors(encoder), header))
+
+
+def plain_tensors(encoder: nn.Module) -> dict[str, Tensor]:
+    """The encoder's weights by name, on the CPU, each with memory of its own in the usual order."""
     # Cloned, because safetensors takes neither shared memory nor channels_last.
-    tensors = {
+    return {
         name.replace("_orig_mod.", ""): tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, tensor in encoder.state_dict().items()
     }
-    header = json.dumps({"version": FORMAT, "spec": dict(spec), "metadata": dict(metadata)}, sort_keys=True)
-    # One entry: safetensors writes several in random order, and the same encoder must be the same file.
-    write_atomically(path, library("safetensors.torch").save(tensors, {"mixview": header}))
+
+
+def write_header(spec: Mapping[str, str | int], metadata: Mapping[str, str]) -> str:
+    """What `read_header` reads."""
+    return json.dumps({"version": FORMAT, "spec": dict(spec), "metadata": dict(metadata)}, sort_keys=True)
 
 
 def load_encoder(
@@ -97,7 +106,15 @@ def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
         raise ValueError(f"{file} was written by a later mixview (format {version}): update mixview to read it")
     if not isinstance(header, dict) or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata")):
         raise damaged
-    spec = header["spec"]
+    if check_spec(header["spec"]) is None:
+        raise damaged
+    return header
+
+
+def check_spec(spec: Any) -> Spec | None:
+    """A spec that came from outside, if it is one; None if not."""
+    if not isinstance(spec, dict):
+        return None
     whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= LARGEST for key in ("size", "channels"))
     if (
         not whole
@@ -105,11 +122,11 @@ def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
         or not isinstance(spec.get("name"), str)
         or spec.get("stem") not in ("small", "standard")
     ):
-        raise damaged
-    return header
+        return None
+    return cast(Spec, spec)
 
 
-def rebuild(file: Path, spec: Spec, trust: bool) -> nn.Module:
+def rebuild(file: Path | str, spec: Spec, trust: bool) -> nn.Module:
     """The module of a spec, with random weights; the global generator stays where it was."""
     name = str(spec["name"])
     if name != "small" and not name.startswith(("torchvision/", "timm/")) and not trust:

@@ -26,6 +26,8 @@ ALLOWED = {
     "export": {"atomic", "backbones"},
     "detectron2": {"export", "pickles"},
     "pickles": set(),
+    "using": {"using", "evaluate", "data", "atomic", "backbones"},
+    "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.
     "detection": {"detection", "train", "evaluate", "data", "export"},

@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from mixview import backbones
 from mixview.backbones import Spec
 from mixview.data.augmentation import Normalise
+from mixview.data.decoding import Decoder
+from mixview.data.reading import MODES, Reader, natural_size
+from mixview.data.source import Source
 from mixview.evaluate.transforms import IMAGENET
 from mixview.export import load_encoder
 
@@ -55,6 +58,53 @@ class Subject:
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which encoder: what every command that uses one asks for."""
+
+    encoder: str
+    """A run's folder, a file of weights, a model by name, random, or pixels."""
+    backbone: str | None = None
+    """The model of a file that does not say it, or of random; by default the ResNet that fits, or resnet50."""
+    weights: str | None = None
+    """Of a model by name: imagenet, or a file; by default random ones."""
+    size: int | None = None
+    """Of the images that the encoder is shown; by default what it was trained on, or theirs if they are small."""
+    channels: int = 3
+    """Of the images, for an encoder that does not say: 3 for colour, 1 for greyscale."""
+    trust: bool = False
+    """Call the factory of a backbone of your own, which a run's file names. That runs its code."""
+
+    def load(self, natural_size: int = USUAL_SIZE, seed: int = 0) -> Subject:
+        """The encoder, for images of this size where nothing else says one."""
+        return load(
+            self.encoder,
+            natural_size=natural_size,
+            backbone=self.backbone,
+            weights=self.weights,
+            size=self.size,
+            channels=self.channels,
+            seed=seed,
+            trust=self.trust,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding(Choice):
+    """Which encoder, and where it works."""
+
+    device: str = "auto"
+    """cpu, cuda, mps, or auto: an accelerator where there is one."""
+    devices: int = 1
+    """Processes that make features, an accelerator each; torchrun does as well."""
+    workers: int | None = None
+    """Processes that read images; by default the cores, less one."""
+
+    def load_for(self, source: Source, seed: int = 0) -> Subject:
+        """The encoder, for the images of a source."""
+        return self.load(natural_size(Reader(source, Decoder(MODES.get(self.channels, "stored")))), seed)
 
 
 class Pixels(nn.Module):
@@ -138,7 +188,24 @@ def load_run(file: Path, size: int | None, trust: bool) -> Subject:
     what = " ".join(about[key] for key in ("method", "objective") if key in about)
     run = file.parent if (file.parent / "config.yaml").is_file() else None
     where = file.parent.name if run else file.name
-    return Subject(encoder, f"{where} ({what})" if what else where, side, channels, width, IMAGENET, spec, run, about)
+    name = f"{where} ({what})" if what else where
+    return Subject(encoder, name, side, channels, width, read_normalise(about), spec, run, about)
+
+
+def read_normalise(about: dict[str, str]) -> Normalise:
+    """The colours that an encoder was trained with, ImageNet's where its file says no others."""
+    try:
+        mean, std = (tuple(float(part) for part in about[key].split()) for key in ("mean", "std"))
+    except (KeyError, ValueError):
+        return IMAGENET
+    return Normalise(mean, std)
+
+
+def normalise_words(normalise: Normalise) -> dict[str, str]:
+    """What `read_normalise` reads: nothing for ImageNet's."""
+    if normalise == IMAGENET:
+        return {}
+    return {key: " ".join(f"{part:g}" for part in getattr(normalise, key)) for key in ("mean", "std")}
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Subject:

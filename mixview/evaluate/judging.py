@@ -18,14 +18,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from mixview.data.decoding import Decoder
-from mixview.data.reading import MODES, Reader, natural_size
 from mixview.data.source import Source
 from mixview.data.splits import Subset, take_files, take_fraction
 from mixview.evaluate import finetune as finetuning
 from mixview.evaluate import overlap, results
 from mixview.evaluate import probe as probing
-from mixview.evaluate.encoders import Subject, load
+from mixview.evaluate.encoders import Encoding, Subject
 from mixview.evaluate.features import Features, Stage, extract, launched, pick_device, stages_of
 from mixview.evaluate.knn import knn_predict
 from mixview.evaluate.labelled import Parts, open_parts
@@ -70,11 +68,9 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(Encoding):
     """What all protocols ask for: an encoder, labelled images, and where to work."""
 
-    encoder: str
-    """What is judged: a run's folder, a file of weights, a model by name, random, or pixels."""
     data: str | None = None
     """Labelled images: a folder, or any other path, address or name (see `mixview data list`)."""
     train: str | None = None
@@ -86,44 +82,17 @@ class Setting:
     data_options: dict[str, Any] | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
 
-    backbone: str | None = None
-    """The model of a file that does not say it, or of random; by default the ResNet that fits, or resnet50."""
-    weights: str | None = None
-    """Of a model by name: imagenet, or a file; by default random ones."""
-    size: int | None = None
-    """Of the images that the encoder is shown; by default what it was trained on, or theirs if they are small."""
-    channels: int = 3
-    """Of the images, for an encoder that does not say: 3 for colour, 1 for greyscale."""
-    trust: bool = False
-    """Call the factory of a backbone of your own, which a run's file names. That runs its code."""
-
     seed: int = 0
     """Of everything random. Results of several seeds are kept side by side, and averaged."""
     out: str | None = None
     """Where results go; by default into the run's folder, and nowhere for an encoder without one."""
-    device: str = "auto"
-    """cpu, cuda, mps, or auto: an accelerator where there is one."""
-    devices: int = 1
-    """Processes that make features, an accelerator each; torchrun does as well."""
-    workers: int | None = None
-    """Processes that read images; by default the cores, less one."""
 
     def open(self) -> Case:
         """The encoder and the images."""
         if self.data is None:
             raise ValueError("there is nothing to judge with: give --data labelled images (scenes, to try it out)")
         parts = open_parts(self.data, self.train, self.test, self.test_data, self.data_options)
-        reader = Reader(parts.train, Decoder(MODES.get(self.channels, "stored")))
-        subject = load(
-            self.encoder,
-            natural_size=natural_size(reader),
-            backbone=self.backbone,
-            weights=self.weights,
-            size=self.size,
-            channels=self.channels,
-            seed=self.seed,
-            trust=self.trust,
-        )
+        subject = self.load_for(parts.train, self.seed)
         notes, warnings = overlap.check(subject.run, parts.train, parts.test)
         return Case(subject, parts, (*subject.notes, *parts.notes, *notes), tuple(warnings))
 

@@ -1,0 +1,130 @@
+"""What is read from other programs: weights by name, nothing run, and what does not fit refused."""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from mixview.cli import main
+from mixview.export import load_encoder
+from mixview.formats.exporting import export
+from mixview.formats.huggingface import from_transformers, to_transformers
+from mixview.formats.importing import import_encoder
+
+
+def test_weights_of_others_are_recognised(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(weights=None)
+    torch.save(model.state_dict(), tmp_path / "theirs.pth")
+    import_encoder(str(tmp_path / "theirs.pth"), out=str(tmp_path / "a.safetensors"))
+    encoder, header = load_encoder(tmp_path / "a.safetensors")
+    assert header["spec"] == {
+        "name": "torchvision/resnet18", "size": 224, "channels": 3, "stem": "standard", "feature_dim": 512
+    }  # fmt: skip
+    assert header["metadata"] == {"imported": "theirs.pth"}
+    model.fc = torch.nn.Identity()
+    images = torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        assert torch.equal(encoder(images), model.eval()(images))
+
+
+def test_a_resnet_that_transformers_wrote(tmp_path: Path) -> None:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic")
+    model = ResNetForImageClassification(config).eval()
+    model.save_pretrained(tmp_path / "theirs")
+    main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "a.safetensors"), "--size", "96"])
+    encoder, header = load_encoder(tmp_path / "a.safetensors")
+    assert header["spec"]["name"] == "torchvision/resnet18"
+    images = torch.rand(2, 3, 96, 96)
+    with torch.inference_mode():
+        torch.testing.assert_close(encoder(images), model.resnet(images).pooler_output.flatten(1))
+
+
+def test_names_go_both_ways() -> None:
+    names = list(torchvision.models.resnet50(weights=None).state_dict())
+    assert [from_transformers(to_transformers(name)) for name in names] == names
+
+
+def test_a_backbone_that_is_named(tmp_path: Path) -> None:
+    export("resnet18", format="torchvision", size=32, out=str(tmp_path / "net.pth"))
+    import_encoder(str(tmp_path / "net.pth"), out=str(tmp_path / "a.safetensors"), backbone="resnet18", size=32)
+    assert load_encoder(tmp_path / "a.safetensors")[1]["spec"]["stem"] == "small"
+    with pytest.raises(ValueError, match=r"fit torchvision/resnet50, which has"):
+        import_encoder(str(tmp_path / "net.pth"), out=str(tmp_path / "a.safetensors"), backbone="resnet50", size=32)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("__import__('pathlib').Path('ran').touch()",)
+
+
+def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.pth").write_bytes(pickle.dumps({"state_dict": Evil()}))
+    Path("a.pkl").write_bytes(pickle.dumps({"model": Evil()}))
+    export("small", format="torch-export", size=16, out="a.pt2")
+    config = {"conv1.weight": {"path_name": "weight_0", "use_pickle": True, "is_param": True, "tensor_meta": {}}}
+    with zipfile.ZipFile("b.pt2", "w") as archive:
+        archive.writestr("b/data/weights/model_weights_config.json", json.dumps({"config": config}))
+        archive.writestr("b/data/weights/weight_0", pickle.dumps(Evil()))
+    for name, words in (("a.pth", "cannot be read as tensors alone"), ("a.pkl", "do not trust it"),
+                        ("b.pt2", "unpickling would run code")):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            import_encoder(name)
+    assert not Path("ran").exists()
+
+
+def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    for name in ("a.onnx", "a.pt2", "a.safetensors", "a.pkl", "a.pth"):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is no whole)"):
+            import_encoder(str(tmp_path / name))
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.onnx: check the path"):
+        import_encoder(str(tmp_path / "absent.onnx"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"holds none of model.safetensors.*name the file itself"):
+        import_encoder(str(tmp_path / "empty"))
+
+
+def test_folders_of_other_networks_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.rand(2)}, tmp_path / "model.safetensors")
+    for content, words in (
+        ('{"model_type": "bert"}', "holds a bert model, which mixview does not have"),
+        ("[]", "cannot be read"),
+        ("{", "cannot be read"),
+    ):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=words):
+            import_encoder(str(tmp_path))
+
+
+def test_onnx_with_weights_in_another_file_is_refused(tmp_path: Path) -> None:
+    tensor = onnx.helper.make_tensor("conv1.weight", onnx.TensorProto.FLOAT, [1], [0.0])
+    tensor.ClearField("float_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    graph = onnx.helper.make_graph([], "g", [], [], [tensor])
+    (tmp_path / "a.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    with pytest.raises(ValueError, match=r"its weights are in another file.*export it again, as one file"):
+        import_encoder(str(tmp_path / "a.onnx"))
+
+
+def test_an_archive_whose_tensors_are_larger_than_their_bytes(tmp_path: Path) -> None:
+    export("small", format="torch-export", size=16, out=str(tmp_path / "a.pt2"))
+    with zipfile.ZipFile(tmp_path / "a.pt2") as archive, zipfile.ZipFile(tmp_path / "b.pt2", "w") as other:
+        for name in archive.namelist():
+            content = archive.read(name)
+            if name.endswith("model_weights_config.json"):
+                content = content.replace(b'"sizes": [{"as_int": 16}', b'"sizes": [{"as_int": 1600000}', 1)
+            other.writestr(name, content)
+    with pytest.raises(ValueError, match="a tensor is larger than its bytes"):
+        import_encoder(str(tmp_path / "b.pt2"))
