@@ -120,18 +120,48 @@ FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn
 """Options that may stand alone, for true."""
 
 
+FOLDERS: dict[tuple[str, ...], str | None] = {
+    ("evaluate", "show"): None,
+    ("report",): None,
+    ("figure", "tsne-mixtures"): None,
+    ("figure", "tsne-classes"): None,
+    ("figure", "alpha"): None,
+    ("figure", "beta"): "--runs",
+    ("figure", "cost"): "--runs",
+}
+"""Commands that take any number of folders, as one list; under the name of an option where they need not be there."""
+
+
+def gather_folders(arguments: list[str], option: str | None) -> list[str]:
+    """The arguments of a command with all that stands without an option's name in one list, as JSON."""
+    folders, others = [], []
+    rest = iter(arguments)
+    for each in rest:
+        if not each.startswith("-"):
+            folders.append(each)
+            continue
+        others.append(each)
+        if "=" not in each and each not in ("-h", "--help", *FLAGS):
+            others += itertools.islice(rest, 1)
+    if not folders:
+        return others
+    listed = json.dumps(folders)
+    return [listed, *others] if option is None else [f"{option}={listed}", *others]
+
+
 def expand(arguments: list[str]) -> list[str]:
     """Arguments with underscores for dashes in the names of options, recipes and runs to resume as configurations."""
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
-    if named[:2] == ["evaluate", "show"] and named[2:] and not named[2].startswith("-"):
-        return [*named[:2], json.dumps(arguments[2:])]
-    if named[:1] not in (["pretrain"], ["evaluate"]):
+    for words, option in FOLDERS.items():
+        if tuple(named[: len(words)]) == words:
+            named = [*words, *gather_folders(named[len(words) :], option)]
+    if named[:1] not in (["pretrain"], ["evaluate"], ["report"], ["figure"]):
         return named
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
             named[place] += "=true"
-    if named[0] == "evaluate":
+    if named[0] != "pretrain":
         return named
     given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
@@ -237,13 +267,48 @@ def evaluations() -> dict[str, Any]:
     }
 
 
+def pictures() -> dict[str, Any]:
+    """The figures of the paper, each a command."""
+    from mixview.report.figures.alpha import alpha
+    from mixview.report.figures.beta import beta
+    from mixview.report.figures.cost import cost
+    from mixview.report.figures.mixtures import mixtures
+    from mixview.report.figures.tsne_classes import tsne_classes
+    from mixview.report.figures.tsne_mixtures import tsne_mixtures
+
+    return {
+        "_help": "The figures of the paper, from your own images and runs, as PNG and SVG.",
+        "mixtures": mixtures,
+        "beta": beta,
+        "tsne-mixtures": tsne_mixtures,
+        "tsne-classes": tsne_classes,
+        "cost": cost,
+        "alpha": alpha,
+    }
+
+
+def page() -> Any:
+    """The report, a command."""
+    from mixview.report.page import report
+
+    return report
+
+
+def commands(asked: str) -> dict[str, Any]:
+    """All commands; of those whose modules take a while to import only the one that is asked for, if it is known."""
+    late = {"evaluate": evaluations, "report": page, "figure": pictures}
+    known = asked in COMMANDS or asked in late
+    return COMMANDS | {name: make() for name, make in late.items() if name == asked or not known}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
+        given = list(sys.argv[1:] if arguments is None else arguments)
         auto_cli(
-            {**COMMANDS, "evaluate": evaluations()},
-            args=expand(list(sys.argv[1:] if arguments is None else arguments)),
+            commands(given[0] if given else ""),
+            args=expand(given),
             prog="mixview",
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
