@@ -17,7 +17,7 @@ class Confusion(NamedTuple):
 
     true: int
     said: int
-    count: int
+    times: int
     of: int
     """So many images of the true class were asked about."""
     examples: list[int]

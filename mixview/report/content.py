@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from mixview.report.runs import Gathered, Run
 from mixview.report.showing import Data, Shown, changed_data, held_out, open_data, original_images, read_images
 from mixview.report.sprites import make_sprites
 from mixview.report.strips import COLUMNS, make_strip
-from mixview.report.table import tabulate
+from mixview.report.table import Cell, tabulate
 from mixview.train.progress import duration
 
 
@@ -51,8 +51,8 @@ class Showing:
     """Show these images, whatever the runs were trained on."""
     split: str | None = None
     trust: bool = False
-    work: Work = Work()
-    budget: Budget = Budget()
+    work: Work = field(default_factory=Work)
+    budget: Budget = field(default_factory=Budget)
 
 
 class Gallery:
@@ -95,7 +95,7 @@ def boxes_of(embedding: Embedding, shown: Shown) -> npt.NDArray[np.uint8]:
     return Mixtures(shown.source, embedding.size, embedding.decoder, MIXED).boxes()
 
 
-def assemble(gathered: Gathered, showing: Showing = Showing()) -> dict[str, Any]:
+def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
     """Everything that the page shows."""
     runs = gathered.runs
     gallery = Gallery(showing, len(runs))
@@ -131,7 +131,7 @@ def assemble(gathered: Gathered, showing: Showing = Showing()) -> dict[str, Any]
     }
 
 
-def describe_cell(cell: Any) -> dict[str, Any]:
+def describe_cell(cell: Cell) -> dict[str, Any]:
     """A figure of the table; of no number there is only the word."""
     mean = cell.mean if np.isfinite(cell.mean) else None
     return cell._asdict() | {"mean": mean, "paper": cell.paper and cell.paper._asdict()}

@@ -1,5 +1,6 @@
 """Where an encoder puts images: a map, neighbours, clusters, and the places of mixtures."""
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,10 +12,10 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from torch import Tensor
 
+from mixview.atomic import atomic_write
 from mixview.data.cache import cache_folder
 from mixview.data.decoding import Decoder
 from mixview.data.reading import MODES
-from mixview.data.scenes import save_array
 from mixview.data.source import Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.features import Features, extract
@@ -65,7 +66,7 @@ class Work(NamedTuple):
     workers: int | None = None
 
 
-def embed(subject: Subject, source: Source, work: Work = Work()) -> Embedding:
+def embed(subject: Subject, source: Source, work: Work) -> Embedding:
     """All of it for the images of a source."""
     made = features_of(subject, source, work)
     features = unit(made["avgpool"])
@@ -112,10 +113,10 @@ def kept_map(made: Features, features: Tensor) -> Array:
     except (OSError, ValueError, EOFError):
         pass
     places = draw_map(features)
-    try:
-        save_array(file, places)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):  # a full or read-only disk: it is made again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as opened:
+            np.save(opened, places, allow_pickle=False)
     return places
 
 
@@ -135,11 +136,12 @@ def draw_map(features: Tensor) -> Array:
     return spread(TSNE(perplexity=perplexity, init="pca", random_state=SEED).fit_transform(rows))
 
 
-def spread(places: npt.NDArray[np.floating]) -> Array:
-    """Places moved and scaled, both ways alike, into the unit square."""
-    low, high = places.min(0), places.max(0)
-    size = float((high - low).max()) or 1.0
-    return ((places - (low + high) / 2) / size + 0.5).astype(np.float32)
+def spread(places: npt.NDArray[np.floating], of: npt.NDArray[np.floating] | None = None) -> Array:
+    """Places moved and scaled, both ways alike, so that they (or those of others) just fill the unit square."""
+    of = places if of is None else of
+    low, high = of.min(0), of.max(0)
+    moved: Array = ((places - (low + high) / 2) / (float((high - low).max()) or 1.0) + 0.5).astype(np.float32)
+    return moved
 
 
 def others(features: Tensor, k: int) -> Neighbours:
@@ -177,11 +179,8 @@ def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) ->
 
 
 def aligned(embedding: Embedding, model: Array) -> Embedding:
-    """The same, its map turned like another's."""
-    both = np.concatenate([embedding.places, embedding.mixed_places])
-    left = both - embedding.places.mean(0)
-    one, _, other = np.linalg.svd((embedding.places - embedding.places.mean(0)).T @ (model - model.mean(0)))
-    turned = left @ (one @ other)
-    low, high = turned[: len(model)].min(0), turned[: len(model)].max(0)
-    scaled = ((turned - (low + high) / 2) / (float((high - low).max()) or 1.0) + 0.5).astype(np.float32)
-    return replace(embedding, places=scaled[: len(model)], mixed_places=scaled[len(model) :])
+    """The same, its map turned and mirrored like another's: t-SNE's directions mean nothing, and two maps compare."""
+    centre = embedding.places.mean(0)
+    one, _, other = np.linalg.svd((embedding.places - centre).T @ (model - model.mean(0)))
+    places, mixed = ((each - centre) @ (one @ other) for each in (embedding.places, embedding.mixed_places))
+    return replace(embedding, places=spread(places), mixed_places=spread(mixed, places))

@@ -1,7 +1,7 @@
 """`mixview report`: one HTML page that compares runs, in one file that needs no network.
 
-Curves are SVG and maps a canvas, written by hand: Plotly alone weighs 4.5 MB, a third of what a page of 50 runs may, and
-what it shows over 10,000 points is text, not images.
+Curves are SVG and maps a canvas, written by hand: Plotly alone weighs 4.5 MB, a third of what a page of 50 runs may,
+and what it shows over 10,000 points is text, not images.
 """
 
 import html

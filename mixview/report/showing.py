@@ -1,4 +1,4 @@
-"""Which images a run is shown with: held out from it where there are any, and the same ones for runs on the same data."""
+"""Which images a run is shown with: held out from it where there are any, the same for runs on the same data."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Many small images in a few JPEGs, as large as a page can afford: one file of a thousand has no header a thousandfold."""
+"""Many small images in a few JPEGs, as large as a page can afford: a thousand files would have a thousand headers."""
 
 import base64
 import io

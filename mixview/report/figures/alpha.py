@@ -7,7 +7,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
-from mixview.report.figures.drawing import COLOURS, PALE, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
 
 WATCHED = "k-NN while training"
@@ -20,6 +20,7 @@ class Point(NamedTuple):
     values: list[float]
 
 
+@in_style
 def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None = None) -> list[Path]:
     """Draw a figure over α, from runs that differ in --mixing.alpha (and in their seeds); runs of SIM are a line.
 

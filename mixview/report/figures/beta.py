@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mixview.report.figures.drawing import COLOURS, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLOURS, in_style, new_figure, open_runs, save
 
 PUBLISHED = (0.25, 0.5, 0.75, 1.0)
 """The paper's, in its table of α."""
@@ -18,6 +18,7 @@ def density(alpha: float, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
     return np.exp(scale + (alpha - 1) * (np.log(x) + np.log1p(-x)))
 
 
+@in_style
 def beta(runs: list[str] | None = None, out: Path = Path("beta"), alphas: list[float] | None = None) -> list[Path]:
     """Draw the densities of Beta(α, α): how often a mixture has how much of its first image.
 
@@ -44,6 +45,6 @@ def beta(runs: list[str] | None = None, out: Path = Path("beta"), alphas: list[f
         wide = 3 if alpha in of_runs else 1.8
         axes.plot(x, density(alpha, x), color=COLOURS[number % len(COLOURS)], label=name, linewidth=wide)
     axes.set(xlim=(0, 1), ylim=(0, 4), xlabel="λ, the share of the first image", ylabel="density")
-    axes.set_title("λ ~ Beta(α, α): small α hardly mixes, large α mixes by halves")
+    axes.set_title("λ ~ Beta(α, α): the larger α, the more by halves")
     axes.legend(loc="upper center", ncols=2)
     return save(figure, out)

@@ -1,4 +1,4 @@
-"""What SIM, BSIM and WBSIM cost on this machine: memory that a step holds, and its time, as in the paper's cost tables."""
+"""What SIM, BSIM and WBSIM cost on this machine, memory and time of a step, as in the paper's cost tables."""
 
 import statistics
 import time
@@ -13,11 +13,11 @@ from rich.table import Table
 from mixview import backbones
 from mixview.evaluate import paper
 from mixview.evaluate.features import pick_device
-from mixview.evaluate.progress import bar
+from mixview.evaluate.progress import Advance, bar
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
-from mixview.report.figures.drawing import COLOURS, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLOURS, in_style, new_figure, open_runs, save
 from mixview.train.activations import peak_activations
 from mixview.train.estimate import wait
 from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
@@ -42,6 +42,7 @@ class Cost(NamedTuple):
     seconds: list[float]
 
 
+@in_style
 def cost(
     runs: list[str] | None = None,
     out: Path = Path("cost"),
@@ -79,7 +80,9 @@ def cost(
     return draw(measured, place, out)
 
 
-def measure(setup: Setup, device: torch.device, rounds: int, advance: object = None) -> dict[ObjectiveName, Cost]:
+def measure(
+    setup: Setup, device: torch.device, rounds: int, advance: Advance = lambda amount: None
+) -> dict[ObjectiveName, Cost]:
     """The cost of each objective; steps are timed in turn, so that what else the machine does meets all of them."""
     torch.manual_seed(0)
     built = backbones.build(setup.backbone, size=setup.size)
@@ -87,18 +90,17 @@ def measure(setup: Setup, device: torch.device, rounds: int, advance: object = N
     method = build_method(setup.method, built, head, images=4096, steps=1000, batch=setup.batch).to(device)
     first, second = torch.rand(2, setup.batch, 3, setup.size, setup.size, device=device)
     objectives = {name: build_objective(name, Mixing()) for name in OBJECTIVES}
-    step = advance if callable(advance) else lambda amount: None
     held = {}
     for name, objective in objectives.items():
         held[name] = peak_activations(method, objective, (first, second))
-        step(1)
+        advance(1)
     seconds: dict[ObjectiveName, list[float]] = {name: [] for name in OBJECTIVES}
     for number in range(rounds + 1):
         for name, objective in objectives.items():
             taken = time_step(method, objective, (first, second), device)
             if number:  # the first warms up
                 seconds[name].append(taken)
-            step(1)
+            advance(1)
     return {name: Cost(held[name], seconds[name]) for name in OBJECTIVES}
 
 
@@ -166,8 +168,9 @@ def draw(measured: dict[Setup, dict[ObjectiveName, Cost]], device: torch.device,
         axes.set_xlim(0, 1.25 * axes.get_xlim()[1])
         axes.invert_yaxis()
         axes.set_title(title)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3,
-                  title=f"measured on this machine ({device.type}); hatched: the paper's", title_fontsize=8)  # fmt: skip
+    title = f"measured on this machine ({device.type}); hatched: the paper's"
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, title=title, title_fontsize=8)
     return save(figure, out)
 
 

@@ -23,7 +23,7 @@ COLOURS = ("#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d
 GOOD, BAD, PALE = "#137a45", "#c0312b", "#8a93a3"
 DPI = 200
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -36,10 +36,13 @@ STYLE: dict[str, Any] = {
 }
 
 
+in_style = mpl.rc_context(STYLE)
+"""Around a function that draws: matplotlib's settings are the program's own again when it returns."""
+
+
 def new_figure(width: float, height: float) -> Figure:
     """A figure of this size in inches, drawn without a screen."""
-    with mpl.rc_context(STYLE):
-        return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, out: Path) -> list[Path]:
@@ -47,11 +50,10 @@ def save(figure: Figure, out: Path) -> list[Path]:
     stem = out.with_suffix("") if out.suffix in (".png", ".svg") else out
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}{suffix}") for suffix in (".png", ".svg")]
-    with mpl.rc_context(STYLE):
-        for path in paths:
-            kind = path.suffix[1:]
-            with atomic_write(path) as file:
-                figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    for path in paths:
+        kind = path.suffix[1:]
+        with atomic_write(path) as file:
+            figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
     print(f"wrote {paths[0]} and {paths[1]}")
     return paths
 
@@ -72,14 +74,14 @@ def put_picture(axes: Axes, pixels: Pixels, place: npt.NDArray[np.floating], col
     zoom = inches * 72 / max(pixels.shape[:2])
     image = OffsetImage(pixels, zoom=zoom, interpolation="nearest" if max(pixels.shape[:2]) <= 64 else "antialiased")
     frame = {"edgecolor": colour, "linewidth": 1.2, "boxstyle": "square,pad=0.02"}
-    axes.add_artist(AnnotationBbox(image, (float(place[0]), float(place[1])), pad=0.08, bboxprops=frame))
+    axes.add_artist(AnnotationBbox(image, (float(place[0]), float(place[1])), pad=0.08, bboxprops=frame, zorder=2))
 
 
 def bare_map(axes: Axes, title: str) -> None:
     """Axes of a map, whose numbers mean nothing."""
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_aspect("equal")
+    axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.06)
     for side in axes.spines.values():
         side.set(visible=True, color="#dde1e8")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from mixview.data.decoding import Decoder
 from mixview.data.loading import to_tensor
@@ -10,11 +11,12 @@ from mixview.data.picture import to_pictures, to_rgb
 from mixview.data.reading import Reader, natural_size
 from mixview.evaluate.transforms import CentreCrop
 from mixview.mixing import CutMix, Mixup, mixture_generators
-from mixview.report.figures.drawing import new_figure, open_images, save, show_picture
+from mixview.report.figures.drawing import in_style, new_figure, open_images, save, show_picture
 
 LARGEST = 224
 
 
+@in_style
 def mixtures(
     images: str,
     out: Path = Path("mixtures"),
@@ -46,13 +48,23 @@ def mixtures(
     for number in range(pairs):
         pair = shown[2 * number : 2 * number + 2]
         first, second = to_pictures(pair)
-        for place, mixer in enumerate((CutMix(per_sample=True), Mixup(per_sample=True))):
+        step = clearest(pair, lams, seed, number)
+        for place, mixer in enumerate((CutMix(), Mixup())):
             row = grid[2 * number + place]
             show_picture(row[0], first, "first image" if not place else "")
             show_picture(row[-1], second, "second image" if not place else "")
             row[0].set_ylabel(type(mixer).__name__, fontsize=10, fontweight="bold")
             for axes, lam in zip(row[1:-1], lams, strict=True):
-                mixture = mixer.draw(pair, mixture_generators(seed, number), lam=lam)
+                mixture = mixer.draw(pair, mixture_generators(seed, step), lam=lam)
                 share = f"{float(mixture.lam[0]):.0%} of the first"
                 show_picture(axes, to_pictures(mixture(pair)[:1])[0], f"λ = {lam:g}", share)
     return save(figure, out)
+
+
+def clearest(pair: Tensor, lams: list[float], seed: int, number: int, tries: int = 64) -> int:
+    """The step whose boxes the border of the image cuts off least, of some: the figure is of λ, not of chance."""
+    cut = {}
+    for step in range(number * tries, (number + 1) * tries):
+        shares = [float(CutMix().draw(pair, mixture_generators(seed, step), lam=lam).lam[0]) for lam in lams]
+        cut[step] = sum(abs(share - lam) for share, lam in zip(shares, lams, strict=True))
+    return min(cut, key=lambda step: cut[step])

@@ -17,6 +17,7 @@ from mixview.report.embedding import Work, decoder_of, draw_map, features_of, ot
 from mixview.report.figures.drawing import (
     COLOURS,
     bare_map,
+    in_style,
     load_encoders,
     new_figure,
     open_images,
@@ -25,6 +26,7 @@ from mixview.report.figures.drawing import (
 )
 
 
+@in_style
 def tsne_classes(
     runs: list[str],
     out: Path = Path("tsne-classes"),
@@ -74,7 +76,7 @@ def tsne_classes(
         for number, axes in enumerate(row):
             chosen = take_per_class(few, images, seed + number)
             share = draw_sample(axes, subject, chosen, (views[0], views[1]), augmentations, seed, Work(device, workers))
-            what = f"{run.name} ({run.config.get('objective', '?')})" if not number else f"other images, {number + 1}"
+            what = f"{run.name} ({run.config.get('objective', '?')})" if not number else "other images"
             bare_map(axes, f"{what}: {share:.0%}")
     names = source.classes or tuple(str(label) for label in range(classes))
     marks = [

@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from mixview.data.picture import to_rgb
-from mixview.data.reading import Reader
 from mixview.data.source import Pixels
 from mixview.data.splits import Subset, take_fraction
 from mixview.evaluate.encoders import Subject
@@ -23,6 +22,7 @@ from mixview.report.figures.drawing import (
     GOOD,
     PALE,
     bare_map,
+    in_style,
     load_encoders,
     new_figure,
     open_images,
@@ -31,6 +31,7 @@ from mixview.report.figures.drawing import (
     save,
     show_picture,
 )
+from mixview.report.showing import read_images
 
 COUNT = 32
 PAIR = 6
@@ -48,6 +49,7 @@ class Placed(NamedTuple):
     """[N, 2] of each mixture to its two parents."""
 
 
+@in_style
 def tsne_mixtures(
     runs: list[str],
     out: Path = Path("tsne-mixtures"),
@@ -79,16 +81,17 @@ def tsne_mixtures(
     found = open_runs(runs)
     subjects = load_encoders(found, trust)
     whole = open_images(data or runs[0])
-    if len(whole) < COUNT:
-        raise ValueError(f"this figure needs {COUNT} images, and there are {len(whole)}: give others with --data")
-    chosen = take_fraction(whole, min(1.0, 4 * COUNT / len(whole)), seed).indices
-    source = Subset(whole, chosen[np.linspace(0, len(chosen) - 1, COUNT).astype(int)])
+    some = read_images(take_fraction(whole, min(1.0, 4 * COUNT / len(whole)), seed), data or runs[0], len(whole))
+    if len(some.source) < COUNT:
+        raise ValueError(
+            f"this figure needs {COUNT} images, and {some.words} has {len(whole)}: give others with --data"
+        )
+    chosen = np.linspace(0, len(some.source) - 1, COUNT).astype(np.int64)
+    source, pictures = Subset(some.source, chosen), [some.pictures[index] for index in chosen]
     recipe, work = Recipe(mixer, lam, seed), Work(device, workers)
     figure = new_figure(5.2 * len(runs), 6.9)
-    top, bottom = figure.subfigures(2, 1, height_ratios=[5.2, 1.7])
+    top, bottom = figure.subfigures(2, 1, height_ratios=[5.2, 1.7], squeeze=False)[:, 0]
     panels = top.subplots(1, len(runs), squeeze=False)[0]
-    reader = Reader(source)
-    pictures = [to_rgb(reader[index].pixels) for index in range(COUNT)]
     placed = [place(subject, source, recipe, work) for subject in subjects]
     for axes, run, each in zip(panels, found, placed, strict=True):
         title = f"{run.name} ({run.config.get('method', '?')}, {run.config.get('objective', '?')}): "

@@ -62,7 +62,7 @@ function confusionsSection() {
     const set = run.shown;
     return [el("p", { class: "small" }, `${percent(asked ? right / asked : 0, 1)} of ${asked.toLocaleString("en")} images are given their class by their neighbours among the images shown here.`),
       worst.map((each) => el("div", { class: "confusion" },
-        el("span", {}, el("b", {}, set.classes[each.true]), " taken for ", el("b", {}, set.classes[each.said]), el("span", { class: "small" }, ` ${each.count} of ${each.of}`)),
+        el("span", {}, el("b", {}, set.classes[each.true]), " taken for ", el("b", {}, set.classes[each.said]), el("span", { class: "small" }, ` ${each.times} of ${each.of}`)),
         el("span", { class: "tiles" }, each.examples.map((index) => tile(set, index, 36))))),
       worst.length ? null : el("p", {}, "Nothing is taken for anything else.")];
   });
