@@ -25,6 +25,7 @@ ALLOWED = {
     "backbones": set(),
     "export": {"atomic", "backbones"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
+    "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.

@@ -19,7 +19,8 @@ class Column(NamedTuple):
     protocol: str
     metric: str
     data: str
-    words: str
+    words: list[str]
+    """How it was measured: one sentence, or one for each encoder where something was chosen for it."""
 
 
 class Cell(NamedTuple):
@@ -89,11 +90,12 @@ def key_of(row: Row) -> str:
 
 def find_columns(rows: Iterable[Row]) -> dict[str, Column]:
     """The columns by their key, in the order of the protocols."""
-    columns = {
-        key_of(row): Column(row.protocol, row.metric, row.example.data, row.example.words)
-        for row in sorted(rows, key=lambda row: PROTOCOLS.index(row.protocol) if row.protocol in PROTOCOLS else 99)
-    }
-    return dict(columns)
+    columns: dict[str, Column] = {}
+    for row in sorted(rows, key=lambda row: PROTOCOLS.index(row.protocol) if row.protocol in PROTOCOLS else 99):
+        column = columns.setdefault(key_of(row), Column(row.protocol, row.metric, row.example.data, []))
+        if row.example.words not in column.words:
+            column.words.append(row.example.words)
+    return columns
 
 
 def best_figures(figures: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -69,7 +69,7 @@ def tsne_classes(
         raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labelled images with --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
     name = augment or found[0].config.get("augment") or ("simclr-small" if subjects[0].size <= SMALL else "simclr")
-    figure = new_figure(3.6 * samples, 3.7 * len(runs) + 0.4)
+    figure = new_figure(3.6 * samples, 2.9 * len(runs) + 0.5)
     grid = figure.subplots(len(runs), samples, squeeze=False)
     for row, run, subject in zip(grid, found, subjects, strict=True):
         views = tuple(replace(each, normalise=None) for each in named(str(name), subject.size))

@@ -49,12 +49,12 @@ function evaluationSection() {
       }),
     ],
   }));
-  const words = [...new Map(columns.map((column) => [`${column.protocol} ${column.words} ${column.data}`, column])).values()];
+  const words = [...new Set(columns.flatMap((column) => column.words.map((each) => `${PROTOCOLS[column.protocol] || column.protocol}: ${each} On ${column.data}.`)))];
   const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.mark}: ${cell.paper.where}`))];
   return section("evaluation", "What it is worth", look, sortable("Evaluation", heads, rows),
     warnings.map((warning) => el("p", { class: "note error" }, warning)),
     el("details", {}, el("summary", {}, "How these figures were made"),
-      words.map((column) => el("p", { class: "small" }, el("b", {}, PROTOCOLS[column.protocol] || column.protocol), `: ${column.words} On ${column.data}.`)),
+      words.map((each) => el("p", { class: "small" }, each)),
       sources.map((source) => el("p", { class: "small" }, el("span", { class: "paper", style: "display:inline" }, "The paper's "), source)),
       notes.map((note) => el("p", { class: "small" }, note))));
 }
