@@ -26,6 +26,9 @@ from mixview.report.strips import COLUMNS, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.train.progress import duration
 
+SMALLEST = 450
+"""Bytes of the smallest tile that one can make anything out on."""
+
 
 class Budget(NamedTuple):
     """How the 15 MB of a page are shared out, in bytes of what is encoded (a third less than it then takes)."""
@@ -36,10 +39,10 @@ class Budget(NamedTuple):
     curve_points: int = 8_000
     """For each metric, of all runs together."""
 
-    def images(self, wanted: int, runs: int) -> int:
-        """How many images each run can be shown with."""
+    def images(self, wanted: int, runs: int, sets: int) -> int:
+        """How many images each run can be shown with, given how many runs and sets of images there are."""
         each = 2 * 2 + 2 * NEIGHBOURS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
-        return max(50, min(wanted, self.points // (each * max(runs, 1))))
+        return max(50, min(wanted, self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1))))
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,10 @@ class Showing:
 class Gallery:
     """The images of a report: runs that are shown with the same ones share them."""
 
-    def __init__(self, showing: Showing, runs: int) -> None:
+    def __init__(self, showing: Showing, opened: Sequence["Opened"]) -> None:
         self.showing = showing
-        self.count = showing.budget.images(showing.images, runs)
+        sets = {each.source.fingerprint() for each in opened if each.source is not None}
+        self.count = showing.budget.images(showing.images, len(opened), len(sets))
         self.sets: dict[str, Shown] = {}
         self.models: dict[str, Embedding] = {}
         """The first run's map of each set, which the others are turned like."""
@@ -98,15 +102,16 @@ def boxes_of(embedding: Embedding, shown: Shown) -> npt.NDArray[np.uint8]:
 def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
     """Everything that the page shows."""
     runs = gathered.runs
-    gallery = Gallery(showing, len(runs))
+    opened = [open_images(run, showing) for run in runs]
+    gallery = Gallery(showing, opened)
     shown = []
     with bar("runs", len(runs)) as advance:
-        for run in runs:
-            shown.append(describe(run, gallery, len(runs)))
+        for run, each in zip(runs, opened, strict=True):
+            shown.append(describe(run, each, gallery, len(runs)))
             advance(1)
     keys = list(gallery.sets)
-    for each in shown:
-        each["set"] = keys.index(each["set"]) if each["set"] is not None else None
+    for described in shown:
+        described["set"] = keys.index(described["set"]) if described["set"] is not None else None
     notes = list(gathered.notes)
     if runs and gallery.count < showing.images:
         notes.append(f"Every run is shown with {gallery.count} images, not {showing.images}, to keep the page light.")
@@ -137,17 +142,36 @@ def describe_cell(cell: Cell) -> dict[str, Any]:
     return cell._asdict() | {"mean": mean, "paper": cell.paper and cell.paper._asdict()}
 
 
-def describe(run: Run, gallery: Gallery, runs: int) -> dict[str, Any]:
-    """One run. Whatever fails of the images is a note, and the rest is shown."""
-    budget, notes = gallery.showing.budget, list(run.notes)
-    data: Data | None = None
+class Opened(NamedTuple):
+    """The data of a run, as far as it is still there."""
+
+    data: Data | None
+    source: Source | None
+    """The images that the run is shown with."""
+    words: str
+    notes: list[str]
+
+
+def open_images(run: Run, showing: Showing) -> Opened:
+    """What a run was trained on, and the images to show it with. Whatever fails of that is a note."""
+    data, source, words, notes = None, None, "", list(run.notes)
     try:
         data = open_data(run)
         changed = changed_data(run, data)
         notes += [changed] if changed else []
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         notes.append(f"Its data cannot be opened, so that only what the run itself left is shown: {one_line(error)}")
-    key, found = place(run, data, gallery, notes)
+    if showing.data is not None:
+        source, words = open_source(showing.data, showing.split), showing.data
+    elif data is not None:
+        source, words = held_out(run, data)
+    return Opened(data, source, words, notes)
+
+
+def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str, Any]:
+    """One run. Whatever fails of the images is a note, and the rest is shown."""
+    budget, notes = gallery.showing.budget, opened.notes
+    key, found = place(run, opened, gallery)
     points = max(30, min(200, budget.curve_points // max(runs, 1)))
     return {
         "name": run.name,
@@ -160,7 +184,7 @@ def describe(run: Run, gallery: Gallery, runs: int) -> dict[str, Any]:
         "message": str(run.status.get("message") or ""),
         "notes": notes,
         "curves": {name: curve._asdict() for name, curve in follow(run, points).items()},
-        "strip": strip_of(run, data, budget.strips // max(runs, 1)),
+        "strip": strip_of(run, opened.data, budget.strips // max(runs, 1)),
         "set": key,
         "map": None if found is None else pack_map(found),
         "answers": None if key is None or found is None else answers_of(found, gallery.sets[key]),
@@ -170,16 +194,13 @@ def describe(run: Run, gallery: Gallery, runs: int) -> dict[str, Any]:
     }
 
 
-def place(run: Run, data: Data | None, gallery: Gallery, notes: list[str]) -> tuple[str | None, Embedding | None]:
+def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embedding | None]:
     """The images that a run is shown with and where it puts them, as far as there are images and an encoder."""
-    showing = gallery.showing
+    showing, notes = gallery.showing, opened.notes
+    if opened.source is None:
+        return None, None
     try:
-        if showing.data is not None:
-            key = gallery.add(open_source(showing.data, showing.split), showing.data)
-        elif data is not None:
-            key = gallery.add(*held_out(run, data))
-        else:
-            return None, None
+        key = gallery.add(opened.source, opened.words)
     except (OSError, ValueError, RuntimeError) as error:
         notes.append(f"Its images cannot be shown: {one_line(error)}")
         return None, None
