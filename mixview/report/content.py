@@ -42,7 +42,8 @@ class Budget(NamedTuple):
     def images(self, wanted: int, runs: int, sets: int) -> int:
         """How many images each run can be shown with, given how many runs and sets of images there are."""
         each = 2 * 2 + 2 * NEIGHBOURS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
-        return max(50, min(wanted, self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1))))
+        affordable = min(self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1)))
+        return min(wanted, max(50, affordable))
 
 
 @dataclass(frozen=True)

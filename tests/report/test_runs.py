@@ -42,7 +42,7 @@ def test_folders_that_hold_results_only_count(tmp_path: Path) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a run of mixview: name the --out"):
         gather([tmp_path])
-    with pytest.raises(ValueError, match="there is no folder .*absent"):
+    with pytest.raises(ValueError, match=r"there is no folder .*absent"):
         gather([tmp_path / "absent"])
 
 

@@ -90,6 +90,11 @@ def write_run(
 def judged(encoder: str, metrics: dict[str, float], about: dict[str, str] | None = None, seed: int = 0) -> Result:
     """The result of an evaluation."""
     return Result(
-        protocol="linear", metrics=metrics, words="a linear classifier.", encoder=encoder, data="some, train 60, test 60",
-        seed=seed, about=about or {},
-    )  # fmt: skip
+        protocol="linear",
+        metrics=metrics,
+        words="a linear classifier.",
+        encoder=encoder,
+        data="some, train 60, test 60",
+        seed=seed,
+        about=about or {},
+    )
