@@ -2,12 +2,12 @@
 
 const ASKED = 6;
 
-// Every so many-th image, of other classes where there are labels; `turn` shows others.
+// Every 31st image, of other classes where there are labels; each `turn` begins elsewhere.
 function askedImages(set, turn) {
   const found = [];
   const seen = new Set();
   for (let tried = 0; tried < set.count && found.length < ASKED; tried++) {
-    const index = (turn * 7919 + Math.floor((tried * set.count) / 53) * 1 + tried * 31) % set.count;
+    const index = (turn * 7919 + tried * 31) % set.count;
     const label = set.labels ? set.labels[index] : index;
     if (found.includes(index) || (seen.has(label) && seen.size < (set.classes.length || set.count))) continue;
     seen.add(label);
@@ -46,7 +46,7 @@ function neighboursSection() {
     node.replaceChildren(...(set ? [el("div", { class: "query" }, el("div", { class: "asked small" }, "asked"), heads),
       ...askedImages(set, turn).map((index) => el("div", { class: "query" },
         el("div", { class: "asked" }, tile(set, index, 64), el("div", { class: "caption" }, set.caption(index))),
-        el("div", { class: "pairs" }, shown.map((run) => el("div", { class: "tiles" }, run.map.nearest(index).map((near) => framed(set, near, index, 44)))))))] : []));
+        el("div", { class: "pairs" }, shown.map((run) => el("div", { class: "tiles" }, bar(run), run.map.nearest(index).map((near) => framed(set, near, index, 44)))))))] : []));
   };
   watchPair(draw);
   return section("neighbours", "Nearest neighbours", ["The images that each encoder finds most like the one on the left, nearest first. ",

@@ -67,7 +67,7 @@ function costSection() {
       plain(run.cost.seconds, run.cost.time) || (run.cost.resumed ? { value: null, content: "resumed" } : null),
       plain(run.cost.steps, run.cost.steps === null ? null : (run.cost.steps || 0).toLocaleString("en")), plain(run.cost.speed), plain(run.cost.device)],
   }));
-  const tables = DATA.paper_cost.map((table) => el("div", {}, el("p", { class: "small" }, el("span", { class: "paper", style: "display:inline" }, `The paper's Table ${table.number}: `), table.caption),
+  const tables = DATA.paper_cost.map((table) => el("div", {}, el("p", { class: "small" }, el("span", { class: "paper" }, `The paper's Table ${table.number}: `), table.caption),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `The paper's table ${table.number}` }, el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((value) => el("td", {}, value)))))))));
   return section("cost", "What it cost", ["Time from the start to the last sign of life, looking and saving included. ", el("b", {}, "Compare runs of one machine only"),
@@ -86,7 +86,7 @@ function againSection() {
       el("p", { class: "small" }, Object.entries(run.versions).map(([name, version]) => `${name} ${version}`).join(", ")));
   };
   const blocks = DATA.runs.map(block);
-  return section("again", "Again", ["The command that repeats each run exactly, every setting included, with the versions it ran under. ",
+  return section("again", "Again", ["The command that repeats each run exactly, every setting spelled out that is not the default, and the versions it ran under. Give it another --out while the old one is there. ",
     el("b", {}, "The same versions on the same machine give the same numbers.")],
     blocks.length <= CARDS ? blocks : el("details", {}, el("summary", {}, `${blocks.length} commands`), blocks));
 }

@@ -28,7 +28,7 @@ const PROTOCOLS = { knn: "k-NN", linear: "linear", probe: "probe", svm: "SVM", l
 function evaluationSection() {
   const { columns, lines, notes, warnings } = DATA.evaluation;
   const look = ["How well labelled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
-    " ± is the standard deviation over seeds or samples. ", el("span", { class: "paper", style: "display:inline" }, "Violet figures are the paper's own"),
+    " ± is the standard deviation over seeds or samples. ", el("span", { class: "paper" }, "Violet figures are the paper's own"),
     ", of a ResNet-50 trained on ImageNet: for orientation, not measured here."];
   if (!lines.length) {
     return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELLED_IMAGES"), " adds figures."]);
@@ -55,6 +55,6 @@ function evaluationSection() {
     warnings.map((warning) => el("p", { class: "note error" }, warning)),
     el("details", {}, el("summary", {}, "How these figures were made"),
       words.map((each) => el("p", { class: "small" }, each)),
-      sources.map((source) => el("p", { class: "small" }, el("span", { class: "paper", style: "display:inline" }, "The paper's "), source)),
+      sources.map((source) => el("p", { class: "small" }, el("span", { class: "paper" }, "The paper's "), source)),
       notes.map((note) => el("p", { class: "small" }, note))));
 }
