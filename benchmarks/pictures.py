@@ -26,7 +26,7 @@ def keep(picture: Image.Image, path: Path, width: int = WIDTH) -> None:
     """Write a PNG of few colours: a quarter of the bytes, and the same to the eye."""
     if picture.width > width:
         picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
-    picture.convert("RGB").quantize(128, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
+    picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
     print(f"wrote {path}: {path.stat().st_size / 1e3:.0f} kB")
 
 

@@ -12,6 +12,7 @@ class ImageMap {
     this.run = run;
     this.set = run.shown;
     this.view = { scale: 1, x: 0, y: 0 };
+    this.side = 0;
     this.points = el("canvas", { "aria-hidden": "true" });
     this.marks = el("canvas", { "aria-hidden": "true" });
     this.node = el("div", {
@@ -40,8 +41,6 @@ class ImageMap {
     const clamp = (value) => Math.max(0, Math.min(CELLS - 1, Math.floor(value * CELLS)));
     return clamp(y) * CELLS + clamp(x);
   }
-
-  get side() { return this.node.clientWidth; }
 
   // From the map (0 to 1) to pixels, and back.
   at(x, y) {
@@ -88,7 +87,7 @@ class ImageMap {
         if (drag.moved && this.view.scale > 1) {
           this.view.x = drag.x + (left - drag.left) / inner;
           this.view.y = drag.y + (top - drag.top) / inner;
-          this.draw();
+          this.drawSoon();
         }
         return;
       }
@@ -159,7 +158,12 @@ class ImageMap {
       this.view.x = (left - 14) / inner - 0.5 - (x - 0.5) * this.view.scale;
       this.view.y = (top - 14) / inner - 0.5 - (y - 0.5) * this.view.scale;
     }
-    this.draw();
+    this.drawSoon();
+  }
+
+  // Once a frame, however many events a frame has.
+  drawSoon() {
+    this.waiting ||= requestAnimationFrame(() => { this.waiting = 0; this.draw(); });
   }
 
   prepare(canvas) {
@@ -173,6 +177,7 @@ class ImageMap {
   }
 
   draw() {
+    this.side = this.node.clientWidth; // asked once: every question makes the browser look at its layout
     if (!this.side) return;
     const context = this.prepare(this.points);
     if (explorer.pictures) this.drawPictures(context);
@@ -180,9 +185,11 @@ class ImageMap {
     this.drawMarks();
   }
 
-  // A colour at a time: ten thousand dots are ten paths.
+  // A colour at a time: the dots of one are one path.
   drawDots(context) {
     const radius = Math.max(1.8, Math.min(6, 95 / Math.sqrt(this.set.count))) * Math.min(2, Math.sqrt(this.view.scale));
+    const tiny = radius < 2.5; // nobody sees that a dot of four pixels is square, and squares are drawn faster
+    const side = Math.round(2 * radius);
     const groups = new Map();
     for (let point = 0; point < this.set.count; point++) {
       const group = groupOf(this.run, point);
@@ -196,8 +203,11 @@ class ImageMap {
       for (const point of points) {
         const [x, y] = this.pointAt(point);
         if (x < -9 || y < -9 || x > this.side + 9 || y > this.side + 9) continue;
-        context.moveTo(x + radius, y);
-        context.arc(x, y, radius, 0, 2 * Math.PI);
+        if (tiny) context.fillRect(Math.round(x - radius), Math.round(y - radius), side, side);
+        else {
+          context.moveTo(x + radius, y);
+          context.arc(x, y, radius, 0, 2 * Math.PI);
+        }
       }
       context.fill();
     }
@@ -222,6 +232,7 @@ class ImageMap {
   }
 
   drawMarks() {
+    if (!this.side) return;
     const context = this.prepare(this.marks);
     const ink = getComputedStyle(this.node).color;
     const ring = (point, radius, width) => {
