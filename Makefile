@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: demo test test-slow test-wheel lint docs wheel bench clean
+.PHONY: demo pictures test test-slow test-wheel lint docs wheel bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -14,6 +14,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py --out demo
+
+pictures: demo
+	$(BIN)/python benchmarks/pictures.py --demo demo
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -16,17 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from demo import CLASSES, features, linear_accuracy
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mixview import backbones
+from mixview.data.loading import to_tensor
 from mixview.data.scenes import Scenes
 from mixview.evaluate.knn import knn_accuracy
 from mixview.export import load_encoder
 from mixview.train.run_folder import RunFolder
 
+CLASSES = 10
 SIZE = 32
 """Of the scenes, and of the recipes' views."""
 
@@ -44,6 +44,24 @@ def run(method: str, objective: str, seed: int, epochs: int | None, count: int, 
     if done.returncode:
         sys.exit(done.stderr[-2000:])
     return out, (time.monotonic() - start) / 60
+
+
+@torch.no_grad()
+def features(encoder: nn.Module, scenes: Scenes, size: int) -> Tensor:
+    """[N, D]"""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    images = torch.stack([to_tensor(scenes.read(index)) for index in range(len(scenes))]).float() / 255
+    images = F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+    return torch.cat([encoder.eval()((part - mean) / std) for part in images.split(500)])
+
+
+def linear_accuracy(train: Tensor, labels: Tensor, test: Tensor, truth: Tensor) -> float:
+    """A ridge classifier on standardised features."""
+    mean, std = train.mean(0), train.std(0) + 1e-6
+    x, t = (train - mean) / std, (test - mean) / std
+    x, t = (torch.cat([part, torch.ones(len(part), 1)], 1).double() for part in (x, t))
+    weights = torch.linalg.solve(x.T @ x + 0.01 * len(x) * torch.eye(x.shape[1]), x.T @ F.one_hot(labels).double())
+    return float(((t @ weights).argmax(1) == truth).double().mean())
 
 
 def main() -> None:

@@ -2,13 +2,11 @@
 
     python examples/demo.py --out demo
 
-Two runs of `mixview pretrain`, one a core; then the k-NN accuracy and a linear probe of both encoders, of a random one
-and of raw pixels, on scenes that no run has seen, and a page to look at: demo/report.html.
+Two runs of `mixview pretrain`, one a core; then both encoders, a random one and raw pixels are judged on scenes that no
+run has seen, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it: demo/report.html.
 """
 
 import argparse
-import base64
-import html
 import json
 import os
 import subprocess
@@ -16,21 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
 from rich.progress import Progress
-from torch import Tensor, nn
 
-from mixview import backbones
-from mixview.data.loading import to_tensor
 from mixview.data.scenes import Scenes
-from mixview.evaluate.knn import knn_accuracy
-from mixview.export import load_encoder
+from mixview.evaluate import judging, results
+from mixview.evaluate.results import Result
+from mixview.report.page import report
 from mixview.train.run_folder import read_metrics
-
-CLASSES = 10
-SIZE = 32
-"""Of the views, as in the recipe small/demo."""
 
 
 def pretrain(objective: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -59,78 +49,40 @@ def wait(runs: dict[str, subprocess.Popen[bytes]], options: argparse.Namespace) 
                 sys.exit(f"the {name} run failed:\n{log[-2000:]}")
 
 
-@torch.no_grad()
-def features(encoder: nn.Module, scenes: Scenes, size: int) -> Tensor:
-    """[N, D]"""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    images = torch.stack([to_tensor(scenes.read(index)) for index in range(len(scenes))]).float() / 255
-    images = F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
-    return torch.cat([encoder.eval()((part - mean) / std) for part in images.split(500)])
-
-
-def linear_accuracy(train: Tensor, labels: Tensor, test: Tensor, truth: Tensor) -> float:
-    """A ridge classifier on standardised features."""
-    mean, std = train.mean(0), train.std(0) + 1e-6
-    x, t = (train - mean) / std, (test - mean) / std
-    x, t = (torch.cat([part, torch.ones(len(part), 1)], 1).double() for part in (x, t))
-    weights = torch.linalg.solve(x.T @ x + 0.01 * len(x) * torch.eye(x.shape[1]), x.T @ F.one_hot(labels).double())
-    return float(((t @ weights).argmax(1) == truth).double().mean())
-
-
-def report(rows: dict[str, tuple[float, float]], options: argparse.Namespace) -> Path:
-    """A page: the table, the curves, and what the network saw."""
-    cells = "".join(f"<tr><td>{name}<td>{knn:.1%}<td>{linear:.1%}" for name, (knn, linear) in rows.items())
-    picture = base64.b64encode((options.out / "wbsim" / "views.png").read_bytes()).decode()
-    curves = ""
-    for name, colour in (("sim", "#888"), ("wbsim", "#d60")):
-        records = [r for r in read_metrics(options.out / name) if "knn" in r]
-        steps = max((r["step"] for r in records), default=1)
-        line = " ".join(f"{600 * r['step'] / steps:.0f},{200 - 200 * r['knn']:.0f}" for r in records)
-        curves += f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
-    page = f"""<!doctype html><meta charset="utf-8"><title>mixview: demonstration</title>
-<style>body{{font:16px sans-serif;max-width:46em;margin:2em auto;padding:0 1em}}
-td,th{{padding:.2em 1em;text-align:left}}
-img,svg{{width:100%;image-rendering:pixelated}}</style>
-<h1>Did it learn?</h1>
-<p>Accuracy on {options.test} scenes that no run has seen ({CLASSES} classes, chance {1 / CLASSES:.0%}, one seed). The
-encoders learned from {options.count} scenes without labels; higher is better.
-<table><tr><th>encoder<th>20 nearest neighbours<th>linear probe{cells}</table>
-<h2>While it learned</h2><p>k-NN accuracy over training, 0 to 100 %: SIM grey, WBSIM orange. Rising is good.
-<svg viewBox="0 0 600 200" style="border-left:1px solid;border-bottom:1px solid">{curves}</svg>
-<h2>What it saw</h2><p>Two views of each image, and below them the mixtures that WBSIM compares with both their parents.
-<p><img src="data:image/png;base64,{picture}" alt="views and mixtures">
-<h2>Again</h2><pre>{html.escape("python examples/demo.py " + " ".join(sys.argv[1:]))}</pre>"""
-    path = options.out / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+def judge(encoder: str, folder: Path, options: argparse.Namespace, linear: bool = True, **more: str) -> list[Result]:
+    """k-NN and a linear classifier on scenes that no run has seen; the results are kept in a folder."""
+    common = {"encoder": encoder, "data": "scenes", "data_options": {"count": options.count}, "workers": 0, **more}
+    knn = judging.Knn(**common)
+    case = knn.open()
+    found = [knn.result(case)]
+    if linear:
+        found.append(judging.Linear(**common, fast=True).result(case))
+    for result in found:
+        results.save(result, folder)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--count", type=int, default=4000, help="scenes to learn from")
-    parser.add_argument("--test", type=int, default=1000, help="scenes to ask about")
+    parser.add_argument("--count", type=int, default=4000, help="scenes to learn from, and as many to ask about")
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
     start = time.monotonic()
-    train, test = Scenes(options.count), Scenes(options.test, split="test")
-    train.read(len(train) - 1)
+    Scenes(options.count).read(options.count - 1)
     runs = {objective: pretrain(objective, options) for objective in ("sim", "wbsim")}
     wait(runs, options)
 
-    labels, truth = torch.as_tensor(train.labels()), torch.as_tensor(test.labels())
-    torch.manual_seed(0)
-    encoders = {"raw pixels": nn.Flatten(), "random encoder": backbones.build("small", size=SIZE).encoder}
-    encoders |= {name.upper(): load_encoder(options.out / name)[0] for name in runs}
-    rows = {}
-    for name, encoder in encoders.items():
-        known, asked = features(encoder, train, SIZE), features(encoder, test, SIZE)
-        knn = knn_accuracy(known, labels, asked, truth, classes=CLASSES)
-        rows[name] = knn, linear_accuracy(known, labels, asked, truth)
-    print(f"{'':16} {'20-NN':>8} {'linear':>8}   ({options.test} unseen scenes, {CLASSES} classes, one seed)")
-    for name, (knn, linear) in rows.items():
-        print(f"{name:16} {knn:8.1%} {linear:8.1%}")
-    print(f"{time.monotonic() - start:.0f} s. Look at {report(rows, options)}")
+    others = options.out / "without"
+    found = judge("pixels", others, options, linear=False)  # on 3,072 pixels that takes longer than all else
+    found += judge("random", others, options, backbone="small")
+    for name in runs:
+        found += judge(str(options.out / name), options.out / name, options)
+    results.show(found)
+    title = "SimCLR with and without mixed views, on drawn scenes"
+    folders = [str(options.out / name) for name in (*runs, "without")]
+    page = report(folders, options.out / "report.html", title=title, workers=0)
+    print(f"{time.monotonic() - start:.0f} s. Look at {page}")
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ Commands are functions: their signatures are the options and their docstrings th
 """
 
 import difflib
+import importlib
 import itertools
 import json
 import re
 import sys
 from argparse import HelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -130,13 +131,42 @@ FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn
 """Options that may stand alone, for true."""
 
 
+FOLDERS: dict[tuple[str, ...], str | None] = {
+    ("evaluate", "show"): None,
+    ("report",): None,
+    ("figure", "tsne-mixtures"): None,
+    ("figure", "tsne-classes"): None,
+    ("figure", "alpha"): None,
+    ("figure", "beta"): "--runs",
+    ("figure", "cost"): "--runs",
+}
+"""Commands that take any number of folders, as one list; under the name of an option where they need not be there."""
+
+
+def gather_folders(arguments: list[str], option: str | None) -> list[str]:
+    """The arguments of a command with all that stands without an option's name in one list, as JSON."""
+    folders, others = [], []
+    rest = iter(arguments)
+    for each in rest:
+        if not each.startswith("-"):
+            folders.append(each)
+            continue
+        others.append(each)
+        if "=" not in each and each not in ("-h", "--help", *FLAGS):
+            others += itertools.islice(rest, 1)
+    if not folders:
+        return others
+    listed = json.dumps(folders)
+    return [listed, *others] if option is None else [f"{option}={listed}", *others]
+
+
 def expand(arguments: list[str]) -> list[str]:
-    """Arguments with underscores for dashes in the names of options, recipes and runs to resume as configurations."""
+    """Arguments as the parser takes them: underscores for dashes in the names of options, folders as one list, flags
+    with their value, and named or stored settings as a configuration."""
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
-    if named[:2] == ["evaluate", "show"] and named[2:] and not named[2].startswith("-"):
-        return [*named[:2], json.dumps(arguments[2:])]
-    if not named or named[0] not in ("pretrain", "evaluate", "embed", "neighbours", "export"):
-        return named
+    for words, option in FOLDERS.items():
+        if tuple(named[: len(words)]) == words:
+            named = [*words, *gather_folders(named[len(words) :], option)]
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
@@ -144,24 +174,39 @@ def expand(arguments: list[str]) -> list[str]:
     given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
     )
-    if named[0] == "evaluate":
-        if named[1:2] == ["detection"] and "--protocol" in given:
-            from mixview.detection.judging import protocol_settings
+    for words, read in SETTINGS.items():
+        if tuple(named[: len(words)]) == words and (settings := read(given)) is not None:
+            return [*words, "--config", json.dumps(settings), *named[len(words) :]]
+    return named
 
-            settings = protocol_settings(given["--protocol"])
-            return [*named[:2], "--config", json.dumps(settings), *named[2:]]
-        return named
+
+def pretrain_settings(given: dict[str, str]) -> dict[str, Any] | None:
+    """Those of the run that is resumed, or of a recipe."""
     if given.get("--resume") == "true" and "--out" in given:
         from mixview.train.run_folder import RunFolder
 
-        settings = RunFolder.open(given["--out"]).config
-    elif "--recipe" in given:
+        return RunFolder.open(given["--out"]).config
+    if "--recipe" in given:
         from mixview.train import recipes
 
-        settings = recipes.read(given["--recipe"]).settings
-    else:
-        return named
-    return ["pretrain", "--config", json.dumps(settings), *named[1:]]
+        return recipes.read(given["--recipe"]).settings
+    return None
+
+
+def detection_settings(given: dict[str, str]) -> dict[str, Any] | None:
+    """Those of a protocol."""
+    if "--protocol" not in given:
+        return None
+    from mixview.detection.judging import protocol_settings
+
+    return protocol_settings(given["--protocol"])
+
+
+SETTINGS: dict[tuple[str, ...], Callable[[dict[str, str]], dict[str, Any] | None]] = {
+    ("pretrain",): pretrain_settings,
+    ("evaluate", "detection"): detection_settings,
+}
+"""Commands whose options may begin from settings that have a name, or were stored."""
 
 
 def data_make(
@@ -254,26 +299,52 @@ def evaluations() -> dict[str, Any]:
     }
 
 
-def uses() -> dict[str, Any]:
-    """What is done with an encoder."""
-    from mixview.formats import exporting, importing
-    from mixview.using import embedding, neighbours
+def figures() -> dict[str, Any]:
+    """The figures of the paper, each a command."""
+    from mixview.report.figures.alpha import alpha
+    from mixview.report.figures.beta import beta
+    from mixview.report.figures.cost import cost
+    from mixview.report.figures.mixtures import mixtures
+    from mixview.report.figures.tsne_classes import tsne_classes
+    from mixview.report.figures.tsne_mixtures import tsne_mixtures
 
     return {
-        "embed": embedding.embed,
-        "neighbours": neighbours.neighbours,
-        "export": exporting.export,
-        "import": importing.import_encoder,
+        "_help": "The figures of the paper, from your own images and runs, as PNG and SVG.",
+        "mixtures": mixtures,
+        "beta": beta,
+        "tsne-mixtures": tsne_mixtures,
+        "tsne-classes": tsne_classes,
+        "cost": cost,
+        "alpha": alpha,
     }
+
+
+LATE: dict[str, Callable[[], Any]] = {
+    "evaluate": evaluations,
+    "embed": lambda: importlib.import_module("mixview.using.embedding").embed,
+    "neighbours": lambda: importlib.import_module("mixview.using.neighbours").neighbours,
+    "export": lambda: importlib.import_module("mixview.formats.exporting").export,
+    "import": lambda: importlib.import_module("mixview.formats.importing").import_encoder,
+    "report": lambda: importlib.import_module("mixview.report.page").report,
+    "figure": figures,
+}
+"""Commands whose modules take a while to import."""
+
+
+def commands(asked: str) -> dict[str, Any]:
+    """All commands; of the late ones only the one that is asked for, if the word is a command."""
+    known = asked in COMMANDS or asked in LATE
+    return COMMANDS | {name: make() for name, make in LATE.items() if name == asked or not known}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
         set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
+        given = list(sys.argv[1:] if arguments is None else arguments)
         auto_cli(
-            {**COMMANDS, "evaluate": evaluations(), **uses()},
-            args=expand(list(sys.argv[1:] if arguments is None else arguments)),
+            commands(given[0] if given else ""),
+            args=expand(given),
             prog="mixview",
             version=__version__,
             parser_class=Parser,

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize(
     "command",
     [
-        ["demo.py", "--count", "256", "--test", "100", "--epochs", "2"],
+        ["demo.py", "--count", "128", "--epochs", "1"],
         ["plain_pytorch.py", "--steps", "3"],
         ["lightning_trainer.py", "--epochs", "1"],
         ["with_lightly.py", "--steps", "3"],
@@ -30,8 +30,11 @@ def test_example_runs(command: list[str], tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     if command[0] == "demo.py":
-        assert all(name in run.stdout for name in ("raw pixels", "random encoder", "SIM", "WBSIM", "report.html"))
-        assert "data:image/png" in (tmp_path / "demo" / "report.html").read_text()
+        assert all(name in run.stdout for name in ("raw pixels", "random small", "simclr sim", "simclr wbsim"))
+        assert run.stdout.strip().endswith("Look at demo/report.html")
+        page = (tmp_path / "demo" / "report.html").read_text()
+        assert all(f'"name":"{name}"' in page for name in ("sim", "wbsim", "raw pixels"))
+        assert "data:image/jpeg" in page
         return
     assert "right class of the nearest neighbour" in run.stdout
     if command[0] == "plain_pytorch.py":

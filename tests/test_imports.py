@@ -31,6 +31,7 @@ ALLOWED = {
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.
     "detection": {"detection", "train", "evaluate", "data", "export"},
+    "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.

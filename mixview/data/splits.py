@@ -53,10 +53,10 @@ class Subset(Source):
         return self.source.name(self._own(index))
 
     def fingerprint(self) -> str:
-        """The count of the part, the bytes of the whole, and a hash of both."""
+        """The count of the part, the bytes of the whole (where it has any: what is drawn has none), a hash of both."""
         whole = self.source.fingerprint()
         digest = hashlib.blake2b(whole.encode() + self.indices.tobytes(), digest_size=8).hexdigest()
-        return f"{len(self)} images, {whole.split(', ')[1]}, {digest}"
+        return ", ".join([f"{len(self)} images", *whole.split(", ")[1:2], digest])
 
     def labels(self) -> npt.NDArray[np.int64] | None:
         labels = self.source.labels()

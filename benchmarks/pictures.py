@@ -1,0 +1,87 @@
+"""The pictures in README and docs, from the embedded scenes and the runs of `make demo`.
+
+    python benchmarks/pictures.py --demo demo
+
+Writes docs/mixtures.png (`mixview figure mixtures`) and docs/report.png, docs/explorer.png: the demonstration's report
+in the system's Chromium, one image of it chosen.
+"""
+
+import argparse
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from mixview.report.figures.mixtures import mixtures
+
+DOCS = Path(__file__).parent.parent / "docs"
+WIDTH = 1200
+
+
+def keep(picture: Image.Image, path: Path, width: int = WIDTH) -> None:
+    """Write a PNG of few colours: a quarter of the bytes, and the same to the eye."""
+    if picture.width > width:
+        picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
+    picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
+    print(f"wrote {path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def draw_mixtures() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        png, _ = mixtures("scenes", Path(folder) / "mixtures", pairs=1, split="test")
+        with Image.open(png) as picture:
+            keep(picture, DOCS / "mixtures.png", 900)
+
+
+def take(page: Page, first: str, last: str) -> Image.Image:
+    """The page from the top of one section to the end of another."""
+    boxes = [page.locator(name).bounding_box() for name in (first, last)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    top, bottom = boxes[0]["y"] - 12, boxes[1]["y"] + boxes[1]["height"] + 12
+    clip = {"x": 0, "y": max(0, top), "width": WIDTH, "height": bottom - top}
+    return Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
+
+
+def photograph(report: Path) -> None:
+    browser_path = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser_path is None:
+        sys.exit("there is no browser to photograph the report with: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, color_scheme="light")
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("#again")
+        page.add_style_tag(content="nav { position: static !important; }")
+        page.wait_for_timeout(300)
+        keep(take(page, "header", "#evaluation"), DOCS / "report.png")
+        page.locator(".map").first.scroll_into_view_if_needed()
+        x, y = page.evaluate(
+            "() => { const map = explorer.maps[0], [x, y] = map.pointAt(4), frame = map.node.getBoundingClientRect();"
+            " return [x + frame.left, y + frame.top]; }"
+        )
+        page.mouse.click(x, y)
+        page.mouse.move(2, 2)
+        page.wait_for_timeout(300)
+        page.evaluate("scrollTo(0, 0)")
+        keep(take(page, "#explorer", "#explorer"), DOCS / "explorer.png")
+        browser.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, default=Path("demo"), help="the folder that `make demo` left")
+    options = parser.parse_args()
+    report = options.demo / "report.html"
+    if not report.is_file():
+        sys.exit(f"there is no {report}: run `make demo` first")
+    draw_mixtures()
+    photograph(report)
+
+
+if __name__ == "__main__":
+    main()

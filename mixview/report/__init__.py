@@ -1,0 +1,1 @@
+"""Runs in; pictures, tables and one HTML page out."""

@@ -1,0 +1,313 @@
+"""What a report shows, gathered from runs into plain values that JSON can hold. What cannot be shown is said."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+import mixview
+from mixview.data.opening import open_source
+from mixview.data.source import Source
+from mixview.evaluate import encoders, paper
+from mixview.evaluate.progress import bar
+from mixview.report.confusions import confuse
+from mixview.report.curves import follow
+from mixview.report.derived import Mixtures
+from mixview.report.embedding import MIXED, NEIGHBOURS, Embedding, Work, aligned, embed
+from mixview.report.reproducing import command
+from mixview.report.runs import Gathered, Run
+from mixview.report.showing import Data, Shown, changed_data, held_out, open_data, original_images, read_images
+from mixview.report.sprites import make_sprites
+from mixview.report.strips import COLUMNS, make_strip
+from mixview.report.table import Cell, tabulate
+from mixview.train.progress import duration
+
+SMALLEST = 450
+"""Bytes of the smallest tile that one can make anything out on."""
+
+
+class Budget(NamedTuple):
+    """How the 15 MB of a page are shared out, in bytes of what is encoded (a third less than it then takes)."""
+
+    sprites: int = 5_000_000
+    points: int = 3_000_000
+    strips: int = 1_500_000
+    curve_points: int = 8_000
+    """For each metric, of all runs together."""
+
+    def images(self, wanted: int, runs: int, sets: int) -> int:
+        """How many images each run can be shown with, given how many runs and sets of images there are."""
+        each = 2 * 2 + 2 * NEIGHBOURS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
+        affordable = min(self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1)))
+        return min(wanted, max(50, affordable))
+
+
+@dataclass(frozen=True)
+class Showing:
+    """How a report is made."""
+
+    images: int = 1000
+    data: str | None = None
+    """Show these images, whatever the runs were trained on."""
+    split: str | None = None
+    trust: bool = False
+    work: Work = field(default_factory=Work)
+    budget: Budget = field(default_factory=Budget)
+
+
+class Gallery:
+    """The images of a report: runs that are shown with the same ones share them."""
+
+    def __init__(self, showing: Showing, opened: Sequence["Opened"]) -> None:
+        self.showing = showing
+        sets = {each.source.fingerprint() for each in opened if each.source is not None}
+        self.count = showing.budget.images(showing.images, len(opened), len(sets))
+        self.sets: dict[str, Shown] = {}
+        self.models: dict[str, Embedding] = {}
+        """The first run's map of each set, which the others are turned like."""
+
+    def add(self, source: Source, words: str) -> str:
+        """The key of the set of images from this source."""
+        key = source.fingerprint()
+        if key not in self.sets:
+            self.sets[key] = read_images(source, words, self.count)
+        return key
+
+    def contents(self) -> list[dict[str, Any]]:
+        """The sets, for the page."""
+        share = self.showing.budget.sprites // max(len(self.sets), 1)
+        return [
+            {
+                "words": shown.words,
+                "count": len(shown.source),
+                "sprites": make_sprites(shown.pictures, share)._asdict(),
+                "names": shown.names,
+                "captions": None if shown.captions == shown.names else shown.captions,
+                "labels": None if shown.labels is None else pack(shown.labels, np.int16),
+                "classes": list(shown.classes),
+                "boxes": pack(boxes_of(self.models[key], shown), np.uint8) if key in self.models else None,
+            }
+            for key, shown in self.sets.items()
+        ]
+
+
+def boxes_of(embedding: Embedding, shown: Shown) -> npt.NDArray[np.uint8]:
+    """The boxes of the mixtures that were encoded."""
+    return Mixtures(shown.source, embedding.size, embedding.decoder, MIXED).boxes()
+
+
+def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
+    """Everything that the page shows."""
+    runs = gathered.runs
+    opened = [open_images(run, showing) for run in runs]
+    gallery = Gallery(showing, opened)
+    shown = []
+    with bar("runs", len(runs)) as advance:
+        for run, each in zip(runs, opened, strict=True):
+            shown.append(describe(run, each, gallery, len(runs)))
+            advance(1)
+    keys = list(gallery.sets)
+    for described in shown:
+        described["set"] = keys.index(described["set"]) if described["set"] is not None else None
+    notes = list(gathered.notes)
+    if runs and gallery.count < showing.images:
+        notes.append(f"Every run is shown with {gallery.count} images, not {showing.images}, to keep the page light.")
+    judged = tabulate(runs, gathered.others)
+    return {
+        "made": datetime.now(UTC).strftime("%-d %B %Y, %H:%M UTC"),
+        "version": mixview.__version__,
+        "runs": shown,
+        "sets": gallery.contents(),
+        "evaluation": {
+            "columns": [column._asdict() for column in judged.columns],
+            "lines": [
+                line._asdict() | {"cells": [None if cell is None else describe_cell(cell) for cell in line.cells]}
+                for line in judged.lines
+            ],
+            "notes": judged.notes,
+            "warnings": judged.warnings,
+        },
+        "paper_cost": [table._asdict() for table in paper.tables()["tab:moco-mem-cost"]],
+        "neighbours": NEIGHBOURS,
+        "notes": notes,
+    }
+
+
+def describe_cell(cell: Cell) -> dict[str, Any]:
+    """A figure of the table; of no number there is only the word."""
+    mean = cell.mean if np.isfinite(cell.mean) else None
+    return cell._asdict() | {"mean": mean, "paper": cell.paper and cell.paper._asdict()}
+
+
+class Opened(NamedTuple):
+    """The data of a run, as far as it is still there."""
+
+    data: Data | None
+    source: Source | None
+    """The images that the run is shown with."""
+    words: str
+    notes: list[str]
+
+
+def open_images(run: Run, showing: Showing) -> Opened:
+    """What a run was trained on, and the images to show it with. Whatever fails of that is a note."""
+    data, source, words, notes = None, None, "", list(run.notes)
+    try:
+        data = open_data(run)
+        changed = changed_data(run, data)
+        notes += [changed] if changed else []
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        notes.append(f"Its data cannot be opened, so that only what the run itself left is shown: {one_line(error)}")
+    if showing.data is not None:
+        source, words = open_source(showing.data, showing.split), showing.data
+    elif data is not None:
+        source, words = held_out(run, data)
+    return Opened(data, source, words, notes)
+
+
+def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str, Any]:
+    """One run. Whatever fails of the images is a note, and the rest is shown."""
+    budget, notes = gallery.showing.budget, opened.notes
+    key, found = place(run, opened, gallery)
+    points = max(30, min(200, budget.curve_points // max(runs, 1)))
+    return {
+        "name": run.name,
+        "folder": str(run.path),
+        "settings": settings_in_words(run),
+        "method": str(run.config.get("method", "?")),
+        "objective": str(run.config.get("objective", "?")),
+        "state": run.state,
+        "progress": progress_in_words(run),
+        "message": str(run.status.get("message") or ""),
+        "notes": notes,
+        "curves": {name: curve._asdict() for name, curve in follow(run, points).items()},
+        "strip": strip_of(run, opened.data, budget.strips // max(runs, 1)),
+        "set": key,
+        "map": None if found is None else pack_map(found),
+        "answers": None if key is None or found is None else answers_of(found, gallery.sets[key]),
+        "cost": cost_of(run),
+        "command": command(run.config),
+        "versions": {name: version for name, version in (run.environment.get("versions") or {}).items() if version},
+    }
+
+
+def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embedding | None]:
+    """The images that a run is shown with and where it puts them, as far as there are images and an encoder."""
+    showing, notes = gallery.showing, opened.notes
+    if opened.source is None:
+        return None, None
+    try:
+        key = gallery.add(opened.source, opened.words)
+    except (OSError, ValueError, RuntimeError) as error:
+        notes.append(f"Its images cannot be shown: {one_line(error)}")
+        return None, None
+    if run.encoder is None:
+        notes.append("It has no encoder yet: that comes with the first checkpoint.")
+        return key, None
+    try:
+        source = gallery.sets[key].source
+        subject = encoders.load(str(run.encoder), natural_size=32, trust=showing.trust)
+        found = embed(subject, source, showing.work)
+    except (OSError, ValueError, RuntimeError) as error:
+        notes.append(f"Its encoder cannot be shown: {one_line(error)}")
+        return key, None
+    model = gallery.models.setdefault(key, found)
+    return key, found if model is found else aligned(found, model.places)
+
+
+def answers_of(found: Embedding, shown: Shown) -> dict[str, Any] | None:
+    """Right answers of the neighbours, and the worst confusions."""
+    answers = None if shown.labels is None else confuse(found.neighbours, shown.labels)
+    if answers is None:
+        return None
+    return answers._asdict() | {"worst": [each._asdict() for each in answers.worst]}
+
+
+def strip_of(run: Run, data: Data | None, budget: int) -> dict[str, Any] | None:
+    """The picture of what the run saw."""
+    originals: Sequence[Any] = ()
+    if data is not None:
+        try:
+            originals = original_images(run, data, COLUMNS)
+        except (OSError, ValueError, RuntimeError):
+            originals = ()
+    strip = make_strip(run, originals, budget)
+    return None if strip is None else strip._asdict()
+
+
+def settings_in_words(run: Run) -> list[list[str]]:
+    """What was trained on what: (name, value) pairs."""
+    config, mixing = run.config, run.config.get("mixing") or {}
+    pairs = {
+        "method": config.get("method"),
+        "objective": config.get("objective"),
+        "mixtures": f"{mixing.get('mixer', '?')}, α {mixing.get('alpha', '?')}"
+        if config.get("objective") != "sim" and mixing
+        else None,
+        "backbone": config.get("backbone"),
+        "data": config.get("data"),
+        "images": f"{run.data['count']:,}" if isinstance(run.data.get("count"), int) else None,
+        "views": f"{config.get('augment')}, {config.get('size')} px" if config.get("size") else None,
+        "batch": config.get("batch"),
+        "epochs": config.get("epochs"),
+        "seed": config.get("seed"),
+    }
+    return [[name, str(value)] for name, value in pairs.items() if value is not None]
+
+
+def progress_in_words(run: Run) -> str:
+    """How far it is."""
+    epoch, of = run.status.get("epoch"), run.config.get("epochs")
+    if epoch is None:
+        return "no status"
+    return f"epoch {epoch:g} of {of}, step {run.status.get('step', 0)}" if of else f"epoch {epoch:g}"
+
+
+def cost_of(run: Run) -> dict[str, Any]:
+    """What it took, as far as its folder says."""
+    seconds, step, batch = run.seconds, run.status.get("step"), run.config.get("batch")
+    devices = run.environment.get("devices") or []
+    cpu = run.environment.get("cpu") or {}
+    speed = step * batch / seconds if seconds and isinstance(batch, int) and step else None
+    return {
+        "time": None if seconds is None else duration(seconds),
+        "seconds": seconds,
+        "resumed": bool(run.environment.get("resumed")),
+        "steps": step,
+        "speed": None if speed is None else float(f"{speed:.3g}"),
+        "device": ", ".join(devices) or str(cpu.get("name") or "?"),
+    }
+
+
+def pack_map(found: Embedding) -> dict[str, Any]:
+    """An embedding in as few bytes as show it."""
+    count = len(found.places)
+    near = found.neighbours.position[:, :NEIGHBOURS].numpy()
+    return {
+        "places": pack(to_grid(found.places), np.uint16),
+        "near": pack(near, np.uint16),
+        "near_count": near.shape[1] if count > 1 else 0,
+        "mixed": pack(to_grid(found.mixed_places), np.uint16),
+        "parents": pack(np.clip(127.5 + 127.5 * found.parents, 0, 255).round(), np.uint8),
+        "clusters": pack(found.clusters, np.uint8),
+        "groups": int(found.clusters.max()) + 1,
+    }
+
+
+def to_grid(places: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Places within the unit square in 65,535ths."""
+    return np.clip(np.asarray(places, np.float64) * 65535, 0, 65535).round()
+
+
+def pack(values: npt.NDArray[Any], kind: Any) -> str:
+    """Numbers as text: little-endian, base64."""
+    return base64.b64encode(np.ascontiguousarray(values).astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an error."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,65 @@
+"""The curves of a run: its metrics over the epochs, as few points as a screen can show."""
+
+import math
+from typing import Any, NamedTuple
+
+from mixview.report.runs import Run
+
+FOLLOWED = (
+    "loss",
+    "knn",
+    "std",
+    "effective_rank",
+    "alignment",
+    "uniformity",
+    "mixture_larger",
+    "mixture_smaller",
+    "mixture_follows_lam",
+)
+"""Metrics that have a curve."""
+
+
+class Curve(NamedTuple):
+    """A metric over the epochs."""
+
+    epochs: list[float]
+    values: list[float]
+
+
+def steps_per_epoch(records: list[dict[str, Any]]) -> float | None:
+    """By the last record that has both."""
+    for record in reversed(records):
+        if record.get("epoch") and record["step"]:
+            return float(record["step"] / record["epoch"])
+    return None
+
+
+def follow(run: Run, points: int) -> dict[str, Curve]:
+    """The curves of a run, each of at most so many points; a metric that was never finite has none."""
+    each = steps_per_epoch(run.metrics)
+    curves = {}
+    for name in FOLLOWED:
+        found = [(record["step"], record[name]) for record in run.metrics if is_number(record.get(name))]
+        if found and each:
+            thin = thin_out([(step / each, float(value)) for step, value in found], points)
+            curves[name] = Curve([rounded(x) for x, _ in thin], [rounded(y) for _, y in thin])
+    return curves
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def thin_out(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Means of neighbouring points where there are too many; the last stays itself, for it is what is quoted."""
+    if len(points) <= most:
+        return points
+    each = len(points) / (most - 1)
+    parts = [points[round(number * each) : round((number + 1) * each)] for number in range(most - 1)]
+    means = [tuple(sum(axis) / len(part) for axis in zip(*part, strict=True)) for part in parts if part]
+    return [*((x, y) for x, y in means), points[-1]]
+
+
+def rounded(value: float) -> float:
+    """Five digits: more than a screen has."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,139 @@
+"""Sources that are made of another: mixtures of its images, and views of them. Features of these are then features
+like any others (`mixview.evaluate.features`): made once, kept, by any number of processes.
+"""
+
+import hashlib
+from typing import ClassVar, Literal, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixview.data.augmentation import Augmentation
+from mixview.data.decoding import Decoder
+from mixview.data.fused import views
+from mixview.data.loading import to_tensor
+from mixview.data.picture import to_pictures
+from mixview.data.source import Pixels, Source
+from mixview.evaluate.transforms import CentreCrop
+from mixview.mixing import CutMix, Mixture, Mixup, Paste, mixture_generators
+
+MixerName = Literal["cutmix", "mixup"]
+
+
+class Recipe(NamedTuple):
+    """How pairs are mixed: always the same way, so that encoders are shown the same mixtures."""
+
+    mixer: MixerName = "cutmix"
+    lam: float | None = 0.5
+    """The share of the first image that is asked for; None draws it, as training does with alpha 1."""
+    seed: int = 0
+
+
+@final
+class Mixtures(Source):
+    """The mixture of each image with another: image i with image N-1-i, as in the paper.
+
+    Args:
+        source: the images.
+        size: of the mixtures, and of the centre crops that they are made of.
+        decoder: how images are decoded.
+        recipe: how they are mixed.
+    """
+
+    kind: ClassVar[str] = "mixtures"
+
+    def __init__(self, source: Source, size: int, decoder: Decoder, recipe: Recipe) -> None:
+        self.source = source
+        self.size = size
+        self.crop = CentreCrop(size, None)
+        self.decoder = decoder
+        self.recipe = recipe
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def name(self, index: int) -> str:
+        return f"{index}_{self.partner(index)}"
+
+    def partner(self, index: int) -> int:
+        """Who image i is mixed with."""
+        return len(self.source) - 1 - index
+
+    def fingerprint(self) -> str:
+        content = f"mixtures {self.size} {self.recipe} {self.source.fingerprint()}"
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def read(self, index: int) -> Pixels:
+        pair = torch.stack([self.shown(each) for each in (index, self.partner(index))])
+        return to_pictures(self.draw(index, pair)(pair)[:1])[0]
+
+    def shown(self, index: int) -> Tensor:
+        """[C, size, size] an image as an encoder is shown it, in [0, 1]."""
+        return self.crop(to_tensor(self.decoder(self.source.read(index), self.source.name(index))))
+
+    def draw(self, index: int, pair: Tensor) -> Mixture:
+        """The mixture of a pair [2, C, size, size], of which the first counts; a function of the index alone."""
+        make = CutMix if self.recipe.mixer == "cutmix" else Mixup
+        generators = mixture_generators(self.recipe.seed, index)
+        return make(per_sample=True).draw(pair, generators, lam=self.recipe.lam)
+
+    def boxes(self) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+        """[N, 4] CutMix's boxes (top, bottom, left, right) in 255ths of the side, for whoever draws them again."""
+        blank, found = torch.zeros(2, 1, self.size, self.size), []
+        for index in range(len(self)):
+            pixels = self.draw(index, blank).pixels
+            assert isinstance(pixels, Paste)
+            found.append(pixels.box[0])
+        return (torch.stack(found).double() * 255 / self.size).round().to(torch.uint8).numpy()
+
+    def share(self, index: int) -> float:
+        """How much of the mixture is image i: what was asked for, less what the border of the image cut off."""
+        return float(self.draw(index, torch.zeros(2, 1, self.size, self.size)).lam[0])
+
+
+@final
+class Augmented(Source):
+    """Several views of each image, one after the other: image i's are `times * i` to `times * (i + 1) - 1`.
+
+    Args:
+        source: the images.
+        augmentations: as in training; views are of the first.
+        times: views an image.
+        decoder: how images are decoded.
+        seed: of the views.
+    """
+
+    kind: ClassVar[str] = "augmented"
+
+    def __init__(
+        self,
+        source: Source,
+        augmentations: tuple[Augmentation, Augmentation],
+        times: int,
+        decoder: Decoder,
+        seed: int = 0,
+    ) -> None:
+        if any(each.normalise is not None for each in augmentations):
+            raise ValueError("views to look at are not normalised: give augmentations with normalise=None")
+        self.source = source
+        self.augmentations = augmentations
+        self.times = times
+        self.decoder = decoder
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.times * len(self.source)
+
+    def name(self, index: int) -> str:
+        return f"{self.source.name(index // self.times)}, view {index % self.times + 1}"
+
+    def fingerprint(self) -> str:
+        content = f"views {self.augmentations} {self.times} {self.seed} {self.source.fingerprint()}"
+        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def read(self, index: int) -> Pixels:
+        image, number = divmod(index, self.times)
+        pixels = self.decoder(self.source.read(image), self.source.name(image))
+        first, _ = views(pixels, self.seed, number, image, self.augmentations)
+        return to_pictures(first[None])[0]

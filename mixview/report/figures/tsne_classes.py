@@ -1,0 +1,118 @@
+"""t-SNE of 10 images a class, 5 augmentations each, drawn three times: do classes lie apart, and views together?"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+
+from mixview.data.augmentation import Augmentation, named
+from mixview.data.reading import SMALL
+from mixview.data.splits import Subset, take_per_class
+from mixview.evaluate.encoders import Subject
+from mixview.evaluate.knn import unit
+from mixview.report.derived import Augmented
+from mixview.report.embedding import Work, decoder_of, draw_map, features_of, others
+from mixview.report.figures.drawing import (
+    COLOURS,
+    bare_map,
+    in_style,
+    load_encoders,
+    new_figure,
+    open_images,
+    open_runs,
+    save,
+)
+
+
+@in_style
+def tsne_classes(
+    runs: list[str],
+    out: Path = Path("tsne-classes"),
+    data: str | None = None,
+    split: str | None = None,
+    classes: int = 10,
+    images: int = 10,
+    augmentations: int = 5,
+    samples: int = 3,
+    augment: str | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    workers: int | None = None,
+    trust: bool = False,
+) -> list[Path]:
+    """Draw where encoders place augmented images of some classes, several times with other images.
+
+    Args:
+        runs: folders of runs, a row each.
+        out: OUT.png and OUT.svg are written.
+        data: labelled images by path or name; by default those that the first run held out.
+        split: which part of them.
+        classes: how many classes, the first ones.
+        images: of each class.
+        augmentations: of each image.
+        samples: how often other images are drawn, a column each.
+        augment: the augmentation by name; by default that of the first run.
+        seed: which images, and how they are augmented.
+        device: cpu, cuda, mps, or auto: an accelerator where there is one.
+        workers: processes that read images.
+        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+    """
+    if min(classes, images, augmentations, samples) < 1:
+        raise ValueError("classes, images, augmentations and samples must all be at least 1")
+    found = open_runs(runs)
+    subjects = load_encoders(found, trust)
+    source = open_images(data or runs[0], split)
+    labels = source.labels()
+    if labels is None:
+        raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labelled images with --data")
+    few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
+    name = augment or found[0].config.get("augment") or ("simclr-small" if subjects[0].size <= SMALL else "simclr")
+    figure = new_figure(3.6 * samples, 2.9 * len(runs) + 0.5)
+    grid = figure.subplots(len(runs), samples, squeeze=False)
+    for row, run, subject in zip(grid, found, subjects, strict=True):
+        views = tuple(replace(each, normalise=None) for each in named(str(name), subject.size))
+        for number, axes in enumerate(row):
+            chosen = take_per_class(few, images, seed + number)
+            share = draw_sample(axes, subject, chosen, (views[0], views[1]), augmentations, seed, Work(device, workers))
+            what = f"{run.name} ({run.config.get('objective', '?')})" if not number else "other images"
+            bare_map(axes, f"{what}: {share:.0%}")
+    names = source.classes or tuple(str(label) for label in range(classes))
+    marks = [
+        grid[0][0].plot([], [], "o", color=COLOURS[n % len(COLOURS)], label=each)[0]
+        for n, each in enumerate(names[:classes])
+    ]
+    title = "per cent: nearest neighbours, other images only, of the same class. Numbers: images; colours: classes"
+    figure.legend(handles=marks, loc="outside lower center", ncols=min(10, classes), title=title, title_fontsize=8)
+    return save(figure, out)
+
+
+def draw_sample(
+    axes: Axes,
+    subject: Subject,
+    chosen: Subset,
+    views: tuple[Augmentation, Augmentation],
+    times: int,
+    seed: int,
+    work: Work,
+) -> float:
+    """One map, and the share of views whose nearest view of another image is of the same class."""
+    augmented = Augmented(chosen, views, times, decoder_of(subject), seed)
+    features = unit(features_of(subject, augmented, work)["avgpool"])
+    places = draw_map(features)
+    labels = chosen.labels()
+    assert labels is not None
+    seen: dict[int, int] = {}
+    for image, label in enumerate(labels.tolist()):
+        number = seen[label] = seen.get(label, -1) + 1
+        for x, y in places[times * image : times * (image + 1)]:
+            colour = COLOURS[label % len(COLOURS)]
+            axes.plot(x, y, ".", color=colour, markersize=1, alpha=0.4)  # for the limits: text has none
+            axes.text(x, y, str(number), color=colour, fontsize=6, ha="center", va="center", fontweight="bold")
+    owner = torch.arange(len(features)) // times
+    near = others(features, times)  # an image has times - 1 further views: one of these is another's
+    strange = owner[near.position] != owner.unsqueeze(1)
+    first = near.position.gather(1, strange.int().argmax(1, keepdim=True))[:, 0]
+    known = torch.from_numpy(labels)[owner]
+    return float((known[first] == known).double().mean())

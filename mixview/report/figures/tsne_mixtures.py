@@ -1,0 +1,146 @@
+"""t-SNE of 32 images and their 32 mixtures, run beside run, as the paper shows how SIM and BSIM place them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from mixview.data.picture import to_rgb
+from mixview.data.source import Pixels
+from mixview.data.splits import Subset, take_fraction
+from mixview.evaluate.encoders import Subject
+from mixview.evaluate.knn import nearest, unit
+from mixview.report.derived import MixerName, Mixtures, Recipe
+from mixview.report.embedding import Work, decoder_of, draw_map, features_of
+from mixview.report.figures.drawing import (
+    BAD,
+    COLOURS,
+    GOOD,
+    PALE,
+    bare_map,
+    in_style,
+    load_encoders,
+    new_figure,
+    open_images,
+    open_runs,
+    put_picture,
+    save,
+    show_picture,
+)
+from mixview.report.showing import read_images
+
+COUNT = 32
+PAIR = 6
+"""The paper's: 6_25."""
+
+
+class Placed(NamedTuple):
+    """How one encoder places images and mixtures."""
+
+    places: npt.NDArray[np.float32]
+    """[2 N, 2] the images, then the mixtures."""
+    near: Tensor
+    """[N] whether the image that a mixture is nearest to is one of its parents."""
+    cosine: Tensor
+    """[N, 2] of each mixture to its two parents."""
+
+
+@in_style
+def tsne_mixtures(
+    runs: list[str],
+    out: Path = Path("tsne-mixtures"),
+    data: str | None = None,
+    pair: int = PAIR,
+    mixer: MixerName = "cutmix",
+    lam: float = 0.5,
+    seed: int = 0,
+    device: str = "auto",
+    workers: int | None = None,
+    trust: bool = False,
+) -> list[Path]:
+    """Draw where encoders place 32 images and their 32 mixtures (image i with image 31-i), run beside run.
+
+    Args:
+        runs: folders of runs, SIM before BSIM to have them side by side as in the paper.
+        out: OUT.png and OUT.svg are written.
+        data: images by path or name; by default those that the first run held out.
+        pair: the image whose mixtures with its partner are drawn larger.
+        mixer: how images are mixed.
+        lam: the share of image i in mixture i_j; CutMix loses some of the other where the box leaves the image.
+        seed: which images, and where the boxes are.
+        device: cpu, cuda, mps, or auto: an accelerator where there is one.
+        workers: processes that read images.
+        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+    """
+    if not 0 <= pair < COUNT:
+        raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")
+    found = open_runs(runs)
+    subjects = load_encoders(found, trust)
+    whole = open_images(data or runs[0])
+    some = read_images(take_fraction(whole, min(1.0, 4 * COUNT / len(whole)), seed), data or runs[0], len(whole))
+    if len(some.source) < COUNT:
+        raise ValueError(
+            f"this figure needs {COUNT} images, and {some.words} has {len(whole)}: give others with --data"
+        )
+    chosen = np.linspace(0, len(some.source) - 1, COUNT).astype(np.int64)
+    source, pictures = Subset(some.source, chosen), [some.pictures[index] for index in chosen]
+    recipe, work = Recipe(mixer, lam, seed), Work(device, workers)
+    figure = new_figure(5.2 * len(runs), 6.9)
+    top, bottom = figure.subfigures(2, 1, height_ratios=[5.2, 1.7], squeeze=False)[:, 0]
+    panels = top.subplots(1, len(runs), squeeze=False)[0]
+    placed = [place(subject, source, recipe, work) for subject in subjects]
+    for axes, run, each in zip(panels, found, placed, strict=True):
+        title = f"{run.name} ({run.config.get('method', '?')}, {run.config.get('objective', '?')}): "
+        draw_panel(axes, each, pictures, pair, title + f"{int(each.near.sum())} of {COUNT} mixtures beside a parent")
+    mixed = Mixtures(source, max(subject.size for subject in subjects), decoder_of(subjects[0]), recipe)
+    partner = COUNT - 1 - pair
+    shown = [(str(index), pictures[index], "") for index in (pair, partner)]
+    for index in (pair, partner):
+        lines = [
+            f"{run.name}: {each.cosine[index, 0]:.2f}, {each.cosine[index, 1]:.2f}"
+            for run, each in zip(found, placed, strict=True)
+        ]
+        shown.append(
+            (f"{index}_{COUNT - 1 - index}", to_rgb(mixed.read(index)), "\n".join(["cosine to its parents", *lines]))
+        )
+    for axes, (title, pixels, under) in zip(bottom.subplots(1, 4), shown, strict=True):
+        show_picture(axes, pixels, title, under)
+    return save(figure, out)
+
+
+def place(subject: Subject, source: Subset, recipe: Recipe, work: Work) -> Placed:
+    """Features of images and mixtures, on one map."""
+    plain = unit(features_of(subject, source, work)["avgpool"])
+    mixtures = Mixtures(source, subject.size, decoder_of(subject), recipe)
+    mixed = unit(features_of(subject, mixtures, work)["avgpool"])
+    own = torch.arange(len(plain))
+    partner = own.flip(0)
+    closest = nearest(plain, mixed, k=1).position[:, 0]
+    cosine = torch.stack([(mixed * plain).sum(1), (mixed * plain[partner]).sum(1)], 1)
+    return Placed(draw_map(torch.cat([plain, mixed])), (closest == own) | (closest == partner), cosine)
+
+
+def draw_panel(axes: Axes, placed: Placed, pictures: list[Pixels], pair: int, title: str) -> None:
+    """One map: images with their numbers, mixtures as i_j with a line to the parent they are mostly of."""
+    places, marked = placed.places, (pair, COUNT - 1 - pair)
+    for index in range(COUNT):
+        x, y = places[COUNT + index]
+        bold = index in marked
+        colour = COLOURS[0] if bold else GOOD if placed.near[index] else BAD
+        axes.plot(*zip(places[index], (x, y), strict=True), color=colour, linewidth=1.6 if bold else 0.6, zorder=1)
+        axes.plot(x, y, "D", color=colour, markersize=6 if bold else 4, zorder=4)
+        name = f"{index}_{COUNT - 1 - index}"
+        axes.annotate(
+            name, (x, y), (3, 3), textcoords="offset points", color=colour, fontsize=9 if bold else 6,
+            fontweight="bold" if bold else "normal", zorder=5,
+        )  # fmt: skip
+        put_picture(axes, pictures[index], places[index], COLOURS[0] if bold else PALE, 0.3 if bold else 0.22)
+        axes.annotate(str(index), places[index], (-12, 7), textcoords="offset points", fontsize=6.5, zorder=6)
+    bare_map(axes, title)
+    axes.set_xlabel(
+        "diamonds: mixtures; green where the nearest image is one of its two parents, red where not", fontsize=7
+    )

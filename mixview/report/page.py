@@ -1,0 +1,85 @@
+"""`mixview report`: one HTML page that compares runs, in one file that needs no network.
+
+Curves are SVG and maps a canvas, written by hand: Plotly alone weighs 4.5 MB, a third of what a page of 50 runs may,
+and what it shows over 10,000 points is text, not images.
+"""
+
+import html
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from mixview.atomic import atomic_write
+from mixview.report.content import Showing, assemble
+from mixview.report.embedding import Work
+from mixview.report.runs import gather
+
+SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbours", "runs", "main")
+"""In this order: a later one uses what an earlier one defines."""
+
+
+def report(
+    runs: list[str],
+    out: Path = Path("report.html"),
+    images: int = 1000,
+    data: str | None = None,
+    split: str | None = None,
+    title: str = "What the runs learned",
+    device: str = "auto",
+    workers: int | None = None,
+    trust: bool = False,
+) -> Path:
+    """Write one page, a single file without network, that shows and compares what runs learned.
+
+    Args:
+        runs: their folders; also such that hold results only (--out of mixview evaluate).
+        out: the page to write; again for a run that is still going.
+        images: that are shown of each data set, at most; fewer where runs are so many that the page would be heavy.
+        data: images to show instead of those that each run held out: a path or a name, see `mixview data list`.
+        split: which part of them.
+        title: of the page.
+        device: cpu, cuda, mps, or auto: an accelerator where there is one.
+        workers: processes that read images; by default the cores, less one.
+        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+    """
+    if images < 2:
+        raise ValueError(f"images must be at least 2, for neighbours to be shown, got {images}")
+    if images > 65_535:
+        raise ValueError(f"a page holds at most 65,535 images a data set, got {images}")
+    content = assemble(gather(runs), Showing(images, data, split, trust, Work(device, workers)))
+    page = render(content, title)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out) as file:
+        file.write(page)
+    for run in content["runs"]:
+        for note in run["notes"]:
+            print(f"{run['name']}: {note}")
+    for note in content["notes"]:
+        print(note)
+    print(f"wrote {out}: {len(content['runs'])} runs, {len(page) / 1e6:.1f} MB")
+    return out
+
+
+def render(content: dict[str, Any], title: str) -> bytes:
+    """The page: template, style, data and scripts in one."""
+    parts = {
+        "title": html.escape(title),
+        "style": asset("style.css"),
+        "data": embed_json(content),
+        "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
+    }
+    # In one go: what a part holds is not looked at again, whatever the names in it.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("page.html")).encode()
+
+
+def asset(name: str) -> str:
+    """A file of the page."""
+    return (files("mixview.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def embed_json(content: Any) -> str:
+    """JSON that can stand in a script element: no name in it can end that element, or begin a comment."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,0 +1,60 @@
+// Tables that sort by any column.
+
+// columns: { title, under, text }; rows: { cells: [{ value, content }] }. What has no value stays last.
+function sortable(name, columns, rows) {
+  const body = el("tbody");
+  const heads = [];
+  const draw = (order) => body.replaceChildren(...order.map((row) => el("tr", {}, row.cells.map((cell, index) =>
+    el(index ? "td" : "th", { scope: index ? null : "row", class: columns[index].text ? "text" : null }, cell ? cell.content : "–")))));
+  const sort = (index) => {
+    const falling = heads[index].getAttribute("aria-sort") !== (columns[index].text ? "ascending" : "descending");
+    const down = columns[index].text ? !falling : falling;
+    heads.forEach((head, each) => head.setAttribute("aria-sort", each === index ? (down ? "descending" : "ascending") : "none"));
+    const known = rows.filter((row) => row.cells[index] && row.cells[index].value !== null);
+    const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other, undefined, { numeric: true }) : one - other);
+    known.sort((one, other) => (down ? -1 : 1) * compare(one.cells[index].value, other.cells[index].value));
+    draw([...known, ...rows.filter((row) => !known.includes(row))]);
+    say(`sorted by ${columns[index].title}, ${down ? "falling" : "rising"}`);
+  };
+  columns.forEach((column, index) => heads.push(el("th", { scope: "col", "aria-sort": "none", class: column.text ? "text" : null },
+    el("button", { type: "button", onclick: () => sort(index) }, column.title), column.under ? el("small", {}, column.under) : null)));
+  draw(rows);
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": name },
+    el("table", {}, el("thead", {}, el("tr", {}, heads)), body));
+}
+
+const PROTOCOLS = { knn: "k-NN", linear: "linear", probe: "probe", svm: "SVM", lowshot: "low-shot SVM", semi: "semi-supervised", supervised: "supervised" };
+
+function evaluationSection() {
+  const { columns, lines, notes, warnings } = DATA.evaluation;
+  const look = ["How well labelled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
+    " ± is the standard deviation over seeds or samples. ", el("span", { class: "paper" }, "Violet figures are the paper's own"),
+    ", of a ResNet-50 trained on ImageNet: for orientation, not measured here."];
+  if (!lines.length) {
+    return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELLED_IMAGES"), " adds figures."]);
+  }
+  const several = new Set(columns.map((column) => column.data)).size > 1;
+  const heads = [{ title: "encoder", text: true }, ...columns.map((column) => ({
+    title: `${PROTOCOLS[column.protocol] || column.protocol} ${column.metric}`, under: several ? column.data : null,
+  }))];
+  const runOf = (name) => DATA.runs.find((run) => run.name === name);
+  const rows = lines.map((line) => ({
+    cells: [
+      { value: line.name, content: [line.runs.length ? bar(runOf(line.runs[0])) : null, line.name] },
+      ...line.cells.map((cell) => cell && {
+        value: cell.mean,
+        content: [cell.best ? el("b", { class: "best" }, cell.text) : cell.text,
+          cell.runs > 1 ? el("span", { class: "small" }, ` (${cell.runs} results)`) : null,
+          cell.paper ? el("span", { class: "paper", title: `The paper's: ${cell.paper.where}` }, `paper: ${cell.paper.printed} (${cell.paper.mark})`) : null],
+      }),
+    ],
+  }));
+  const words = [...new Set(columns.flatMap((column) => column.words.map((each) => `${PROTOCOLS[column.protocol] || column.protocol}: ${each} On ${column.data}.`)))];
+  const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.mark}: ${cell.paper.where}`))];
+  return section("evaluation", "What it is worth", look, sortable("Evaluation", heads, rows),
+    warnings.map((warning) => el("p", { class: "note error" }, warning)),
+    el("details", {}, el("summary", {}, "How these figures were made"),
+      words.map((each) => el("p", { class: "small" }, each)),
+      sources.map((source) => el("p", { class: "small" }, el("span", { class: "paper" }, "The paper's "), source)),
+      notes.map((note) => el("p", { class: "small" }, note))));
+}

@@ -1,0 +1,155 @@
+"""What a run's folder says, read leniently: a report is wanted most of the run that crashed or is still going."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from mixview.evaluate import results
+from mixview.evaluate.results import Result
+from mixview.train.run_folder import flatten, read_metrics, read_status
+
+NOT_THE_EXPERIMENT = frozenset(
+    {"out", "seed", "workers", "devices", "nodes", "accelerator", "compile", "channels_last", "max_time", "augment_on"}
+)
+"""Settings in which runs may differ and still be the same experiment; and all of `watch`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as far as its folder can be read."""
+
+    name: str
+    """What it is called on the page; no two runs of a report have one name."""
+    path: Path
+    config: dict[str, Any]
+    data: dict[str, Any]
+    environment: dict[str, Any]
+    status: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    results: list[Result]
+    notes: tuple[str, ...] = ()
+    """What could not be read, in sentences for whoever looks at the report."""
+
+    @property
+    def encoder(self) -> Path | None:
+        """The exported encoder; a run that has not come to its first checkpoint has none."""
+        path = self.path / "encoder.safetensors"
+        return path if path.is_file() else None
+
+    @property
+    def experiment(self) -> str:
+        """What runs of one experiment, which differ in nothing that matters but their seed, have in common."""
+        settings = flatten(self.config)
+        kept = {key: value for key, value in settings.items() if key not in NOT_THE_EXPERIMENT}
+        return json.dumps({key: value for key, value in kept.items() if not key.startswith("watch.")}, sort_keys=True)
+
+    @property
+    def state(self) -> str:
+        """running, finished, interrupted, failed, or unknown."""
+        return str(self.status.get("state", "unknown"))
+
+    @property
+    def seconds(self) -> float | None:
+        """From its start to its last sign of life; None of one that was resumed, for nobody counted the pauses."""
+        if self.environment.get("resumed"):
+            return None
+        try:
+            start = datetime.fromisoformat(self.environment["started"])
+            return (datetime.fromisoformat(self.status["updated"]) - start).total_seconds()
+        except (KeyError, TypeError, ValueError):
+            return None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All that a report is made of."""
+
+    runs: list[Run]
+    others: list[Result]
+    """Results in folders without a run: raw pixels, random encoders, other people's weights."""
+    notes: tuple[str, ...]
+
+
+def gather(folders: Sequence[str | Path]) -> Gathered:
+    """Read folders: those of runs, and those that hold results only. What is neither is left out, and said."""
+    paths = list(dict.fromkeys(Path(folder) for folder in folders))
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(f"there is no folder {missing[0]}: check the path, or leave it out")
+    runs = [path for path in paths if (path / "config.yaml").is_file()]
+    others = [path for path in paths if path not in runs and (path / results.FOLDER).is_dir()]
+    if not runs and not others:
+        raise ValueError(
+            f"none of {', '.join(map(str, paths)) or 'no folders'} is a run of mixview: name the --out of "
+            "mixview pretrain, such as runs/first"
+        )
+    notes = [f"{path} is no run and was left out." for path in paths if path not in runs and path not in others]
+    found: list[Result] = []
+    for path in others:
+        read, trouble = read_results(path)
+        found += read
+        notes += trouble
+    names = short_names(runs)
+    return Gathered([read_run(path, name) for path, name in zip(runs, names, strict=True)], found, tuple(notes))
+
+
+def read_run(path: Path, name: str | None = None) -> Run:
+    """The run in a folder; what cannot be read is empty, and noted."""
+    notes: list[str] = []
+
+    def read(file: str) -> dict[str, Any]:
+        try:
+            text = (path / file).read_text(encoding="utf-8")
+            value = yaml.safe_load(text) if file.endswith(".yaml") else json.loads(text)
+            if isinstance(value, dict):
+                return value
+            notes.append(f"Its {file} holds no settings.")
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            notes.append(f"Its {file} cannot be read ({type(error).__name__}).")
+        return {}
+
+    judged, trouble = read_results(path)
+    return Run(
+        name or path.resolve().name,
+        path,
+        read("config.yaml"),
+        read("data.json"),
+        read("environment.json"),
+        read_status(path),
+        read_metrics(path),
+        judged,
+        (*notes, *trouble),
+    )
+
+
+def read_results(path: Path) -> tuple[list[Result], list[str]]:
+    """The evaluations in a folder, and a sentence where they cannot be read."""
+    try:
+        return results.read(path), []
+    except ValueError as error:
+        return [], [str(error)]
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of paths that tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    names = []
+    for own in parts:
+        length = 1
+        while length < len(own) and sum(other[-length:] == own[-length:] for other in parts) > 1:
+            length += 1
+        names.append("/".join(own[-length:]))
+    return names
+
+
+def experiments(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs of each experiment, in the order of the first of them."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.experiment, []).append(run)
+    return list(groups.values())

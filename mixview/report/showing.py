@@ -1,0 +1,141 @@
+"""Which images a run is shown with: held out from it where there are any, the same for runs on the same data."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mixview.data.decoding import Decoder
+from mixview.data.fingerprint import explain_change
+from mixview.data.opening import open_source
+from mixview.data.picture import caption, to_rgb
+from mixview.data.reading import MODES, Reader
+from mixview.data.source import BadImage, Pixels, Source, SourceError
+from mixview.data.splits import Subset
+from mixview.evaluate.progress import bar
+from mixview.report.runs import Run
+from mixview.train.watching import hold_out, pick
+
+LONGEST = 80
+"""Characters of a name that a page shows."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Images that can be read, and what is known of them."""
+
+    source: Source
+    """All of whose images can be read."""
+    pictures: list[Pixels]
+    """[H, W, 3] each."""
+    words: str
+    """What they are: of which data, and whether a run has learned from them."""
+    names: list[str]
+    captions: list[str]
+    """The class or classes of each, or its name again."""
+    labels: npt.NDArray[np.int64] | None
+    """[N] -1 for an image of no class, or of several."""
+    classes: tuple[str, ...]
+
+
+class Data(NamedTuple):
+    """What a run was trained on."""
+
+    whole: Source
+    learned: Source
+    """Less what was held out."""
+    held: Source | None
+    """Labelled images that it was asked about while it learned."""
+
+
+def open_data(run: Run) -> Data:
+    """The data of a run, parted as the run did."""
+    data, options = run.config.get("data"), run.config.get("data_options") or {}
+    if not data:
+        raise SourceError("its settings do not say what it was trained on")
+    whole = open_source(data, run.config.get("split"), **options)
+    share, seed = (run.config.get("watch") or {}).get("hold_out", 0.1), run.config.get("seed") or 0
+    learned, held, _ = hold_out(whole, data, options, run.config.get("validation"), float(share), int(seed))
+    return Data(whole, learned, None if held is None else held.questions)
+
+
+def held_out(run: Run, data: Data) -> tuple[Source, str]:
+    """The images that a run did not learn from, or all of them where none was held out; and what they are, in words."""
+    name = str(run.config["data"])
+    if data.held is not None:
+        return data.held, f"{name}: images that were not learned from"
+    for part in ("val", "test"):
+        try:
+            other = open_source(name, part, **(run.config.get("data_options") or {}))
+        except (SourceError, ValueError):
+            continue
+        if other.fingerprint() != data.whole.fingerprint():
+            return other, f"{name}, {part} part: images that were not learned from"
+    return data.learned, f"{name}: the images that were learned from, for none were held out"
+
+
+def changed_data(run: Run, data: Data) -> str | None:
+    """A sentence where the data is not what the run was trained on any more."""
+    recorded = run.data.get("fingerprint")
+    changed = isinstance(recorded, str) and explain_change(recorded, data.whole.fingerprint()) is not None
+    return (
+        "Its data is not the same any more as when it was trained: what is shown here is of today's."
+        if changed
+        else None
+    )
+
+
+def read_images(source: Source, words: str, count: int) -> Shown:
+    """At most so many images of a source, evenly chosen; bad ones are left out."""
+    chosen = pick(source, count)
+    pictures, good = [], []
+    with bar("reading images", len(chosen)) as advance:
+        for index in range(len(chosen)):
+            try:
+                pixels = Decoder("RGB")(chosen.read(index), chosen.name(index))
+            except BadImage:
+                pixels = None
+            if pixels is not None:
+                pictures.append(to_rgb(pixels))
+                good.append(index)
+            advance(1)
+    if not good:
+        raise SourceError(f"none of the images of {words} can be read")
+    kept = chosen if len(good) == len(chosen) else Subset(chosen, np.array(good))
+    labels, classes = single_labels(kept)
+    return Shown(
+        kept,
+        pictures,
+        words,
+        [shorten(kept.name(index)) for index in range(len(kept))],
+        [shorten(caption(kept, index)) for index in range(len(kept))],
+        labels,
+        classes,
+    )
+
+
+def single_labels(source: Source) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """The class of each image, -1 for none or several, and the names of the classes."""
+    labels, sets = source.labels(), source.label_sets()
+    if labels is None and sets is not None:
+        present = sets != 0
+        labels = np.where(present.sum(1) == 1, present.argmax(1), -1)
+    if labels is None or not (labels >= 0).any():
+        return None, ()
+    count = int(labels.max()) + 1
+    names = source.classes or tuple(f"class {number}" for number in range(count))
+    return labels, tuple(shorten(name) for name in names)
+
+
+def shorten(name: str) -> str:
+    """A name that a page has room for; the end of a path says more than its beginning."""
+    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
+
+
+def original_images(run: Run, data: Data, count: int) -> list[Pixels]:
+    """The images whose views the picture of a run shows (see `Watcher`), as they are before they are augmented."""
+    source = data.learned
+    indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
+    reader = Reader(source, Decoder(MODES.get(int(run.config.get("channels") or 3), "stored")))
+    return [to_rgb(reader[index].pixels) for index in indices]

@@ -1,0 +1,97 @@
+"""The parts of a page: confusions, curves, table, sprites, strips."""
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mixview.evaluate.knn import Neighbours
+from mixview.report.confusions import confuse
+from mixview.report.curves import follow, thin_out
+from mixview.report.runs import gather, read_run
+from mixview.report.sprites import make_sprites
+from mixview.report.strips import make_strip
+from mixview.report.table import tabulate
+from tests.report.written import judged, write_run
+
+
+def test_confusions_are_counted_by_class() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1, -1])
+    nearest = torch.tensor([[1], [0], [4], [5], [5], [4], [0]])
+    answers = confuse(Neighbours(torch.ones(7, 1), nearest), labels)
+    assert answers is not None
+    assert (answers.right, answers.asked) == (4, 6)
+    (worst,) = answers.worst
+    assert (worst.true, worst.said, worst.times, worst.of, worst.examples) == (0, 1, 2, 4, [2, 3])
+    assert confuse(Neighbours(torch.ones(2, 1), nearest[:2]), np.array([0, 0])) is None
+
+
+def test_curves_are_over_epochs_and_leave_out_what_is_no_number(tmp_path: Path) -> None:
+    curves = follow(read_run(write_run(tmp_path / "a", "scenes", encoder=False)), points=100)
+    assert len(curves["loss"].values) == 15
+    assert curves["loss"].epochs[-1] == 4
+    assert curves["knn"].values[-1] == pytest.approx(0.4)
+    assert "mixture_larger" not in curves
+
+
+def test_thinned_curves_keep_their_mean_and_their_end() -> None:
+    points = [(float(step), 10.0) for step in range(999)] + [(999.0, 3.0)]
+    thin = thin_out(points, 50)
+    assert len(thin) == 50
+    assert thin[-1] == (999.0, 3.0)
+    assert thin[0][1] == 10.0
+
+
+def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
+    scores = {"0": (0, 1.0, 40.0), "1": (1, 1.0, 44.0), "alpha": (0, 0.5, 50.0)}
+    paths = [
+        write_run(tmp_path / name, "scenes", "bsim", seed=seed, alpha=alpha, encoder=False, results_of={"top-1": value})
+        for name, (seed, alpha, value) in scores.items()
+    ]
+    judgement = tabulate(gather(paths).runs, [judged("raw pixels", {"top-1": 12.0, "top-5": 30.0})])
+    both, other, pixels = judgement.lines
+    assert both.name == "simclr bsim, 2 runs (mixing.alpha 1.0)"
+    assert both.cells[0] is not None
+    assert (both.cells[0].text, both.cells[0].runs, both.cells[0].best) == ("42.0 ± 2.8 %", 2, False)
+    assert both.cells[0].paper is not None
+    assert both.cells[0].paper.printed.startswith("62.3")
+    assert other.name == "alpha"
+    assert other.cells[0] is not None
+    assert other.cells[0].best
+    assert pixels.cells[0] is not None
+    assert pixels.cells[0].paper is None
+    assert pixels.cells[1] is not None
+    assert not pixels.cells[1].best  # of one figure there is no best
+
+
+def test_sprites_keep_their_budget() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (300, 100, 120, 3), dtype=np.uint8)
+    rich, poor = make_sprites(list(noise), 10**7), make_sprites(list(noise), 200_000)
+    assert rich.tile == 96
+    assert poor.tile < 48
+    assert sum(len(sheet) for sheet in poor.sheets) < 1.4 * 200_000
+
+
+def test_a_tile_shows_its_image() -> None:
+    colours = np.zeros((1030, 20, 20, 3), np.uint8)
+    colours[:, :, :, 0] = (np.arange(1030) % 250)[:, None, None]
+    sprites = make_sprites(list(colours), 10**7)
+    assert (sprites.tile, len(sprites.sheets)) == (20, 2)
+    sheet = Image.open(io.BytesIO(base64.b64decode(sprites.sheets[1].partition(",")[2])))
+    red = sheet.getpixel((5 * 20 + 10, 10))
+    assert isinstance(red, tuple)
+    assert abs(red[0] - (1024 + 5) % 250) < 4
+
+
+def test_the_strip_has_a_name_for_every_row(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "scenes", "bsim"))
+    strip = make_strip(run, [np.zeros((30, 40, 3), np.uint8)] * 8, 10**6)
+    assert strip is not None
+    assert strip.rows == ["images", "one view", "another view", "mixtures of the first views (CutMix)"]
+    assert strip.height > strip.width * 3 / 8
+    (run.path / "views.png").write_bytes(b"torn")
+    assert make_strip(run, [], 10**6) is None
