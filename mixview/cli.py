@@ -116,8 +116,14 @@ def pretrain(recipe: str | None = None, **options: Any) -> None:
     Pretraining(**options).run()
 
 
-FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust")
+FLAGS = (
+    *("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust"),
+    *("--keep_runs", "--dry_run"),
+)
 """Options that may stand alone, for true."""
+
+
+STUDY_COMMANDS = ("run", "show", "list")
 
 
 def expand(arguments: list[str]) -> list[str]:
@@ -125,13 +131,15 @@ def expand(arguments: list[str]) -> list[str]:
     named = [re.sub(r"^--[a-z][^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), each) for each in arguments]
     if named[:2] == ["evaluate", "show"] and named[2:] and not named[2].startswith("-"):
         return [*named[:2], json.dumps(arguments[2:])]
-    if named[:1] not in (["pretrain"], ["evaluate"]):
+    if named[:1] not in (["pretrain"], ["evaluate"], ["study"]):
         return named
+    if named[0] == "study" and named[1:] and named[1] not in STUDY_COMMANDS and not named[1].startswith("-"):
+        named.insert(1, "run")  # `mixview study paper-small` is what one types
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
             named[place] += "=true"
-    if named[0] == "evaluate":
+    if named[0] != "pretrain":
         return named
     given = dict(itertools.pairwise(named)) | dict(
         each.split("=", 1) for each in named if each.startswith("--") and "=" in each
@@ -237,12 +245,20 @@ def evaluations() -> dict[str, Any]:
     }
 
 
+def studies() -> dict[str, Any]:
+    """Studies: run, or go on; show; list."""
+    from mixview.study import command
+
+    about = "Many runs that answer one question: seeds, spread, and what they cost."
+    return {"_help": about, "run": command.run, "show": command.show, "list": command.list_studies}
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
         set_parsing_settings(docstring_parse_attribute_docstrings=True)
         auto_cli(
-            {**COMMANDS, "evaluate": evaluations()},
+            {**COMMANDS, "evaluate": evaluations(), "study": studies()},
             args=expand(list(sys.argv[1:] if arguments is None else arguments)),
             prog="mixview",
             parser_class=Parser,

@@ -37,9 +37,16 @@ class Objective:
         if not self.terms:
             raise ValueError("an objective needs a term of positive weight, such as (1.0, CutMix())")
 
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> list[Term]:
+    def draw(
+        self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0
+    ) -> list[Term]:
         """One mixture a term, for a batch shaped like `images`: draw once a step, apply to both views."""
-        return [Term(weight, mixer.draw(images, generator, mix_groups=mix_groups)) for weight, mixer in self.terms]
+        # A mixer of somebody's own need not know of strength unless it is asked for.
+        options: dict[str, float] = {} if strength == 1 else {"strength": strength}
+        return [
+            Term(weight, mixer.draw(images, generator, mix_groups=mix_groups, **options))
+            for weight, mixer in self.terms
+        ]
 
     def __repr__(self) -> str:
         return "Objective([" + ", ".join(f"({weight:g}, {mixer!r})" for weight, mixer in self.terms) + "])"

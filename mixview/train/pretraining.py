@@ -1,5 +1,6 @@
 """`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves all in a folder."""
 
+import difflib
 import inspect
 import os
 import warnings
@@ -55,11 +56,13 @@ class Pretraining:
     """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
 
     split: str | None = None
-    """The part of the data to learn from; by default the one for training."""
+    """The part of the data to learn from, such as train or train[:5000]; by default the one for training."""
     data_options: dict[str, Any] | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     validation: str | None = None
     """Labelled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
+    validation_split: str | None = None
+    """The part of these images, or, where none are given, of the data, that the k-NN accuracy is of."""
     augment: str | None = None
     """The augmentation by name; by default the method's own (its small variant for small images)."""
     size: int | None = None
@@ -127,7 +130,8 @@ class Pretraining:
         seconds_of(self.max_time)
         options = self.data_options or {}
         whole = open_source(self.data, self.split, **options)
-        source, held, words = hold_out(whole, self.data, options, self.validation, self.watch.hold_out, self.seed)
+        share, part = self.watch.hold_out, self.validation_split
+        source, held, words = hold_out(whole, self.data, options, self.validation, share, self.seed, part)
         reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
         size = self.size or natural_size(reader)
         augment = self.augment or (f"{self.method}-small" if size <= SMALL else self.method)
@@ -294,6 +298,7 @@ class Pretraining:
             accumulate=self.accumulate,
             exact_batch=self.exact_batch,
             mix_groups=self.mixing.mix_groups,
+            ramp=self.mixing.ramp,
             channels_last=channels_last,
         )
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
@@ -375,11 +380,12 @@ class Pretraining:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
                     export(about | {"step": str(step), "epoch": f"{engine.epoch:g}"})
-                    folder.set_status("interrupted" if reason else "running", step, engine.epoch, reason or "")
+                    state: State = "interrupted" if reason else "running"
+                    folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume goes on from here.")
             if folder is not None and engine.step == engine.steps:
-                folder.set_status("finished", engine.step, engine.epoch)
+                folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
                 progress.say(f"Done: {self.out}/encoder.safetensors")
         fabric.barrier()
 
@@ -391,7 +397,10 @@ class Pretraining:
             progress.say(note)
         if folder is not None:
             folder.rewind(engine.step if engine.step else -1)
-            folder.set_status("running", engine.step, engine.epoch)
+            before = folder.status  # of a later step, perhaps, than that of the checkpoint that it goes on from
+            share = min(1.0, engine.step / before["step"]) if before.get("step") else 0.0
+            engine.cpu_seconds = share * before.get("cpu_seconds", 0.0)
+            folder.set_status("running", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
             if engine.step == 0:
                 with folder.explained("draw the views of"):
                     watcher.picture(Path(self.out) / "views.png")
@@ -410,15 +419,26 @@ def pretrain(**options: Any) -> Path:
 
 def resume(out: str | Path, **changes: Any) -> Path:
     """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`."""
-    stored = RunFolder.open(out).config
-    groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
     known = {each.name for each in fields(Pretraining)}
-    options = {
-        name: groups[name](**tuples(value)) if name in groups else value
-        for name, value in stored.items()
-        if name in known
-    }
-    return Pretraining(**(options | {"out": str(out), "resume": True} | changes)).run()
+    stored = {name: value for name, value in RunFolder.open(out).config.items() if name in known}
+    return replace(from_plain(stored), **{"out": str(out), "resume": True} | changes).run()
+
+
+def from_plain(settings: dict[str, Any]) -> Pretraining:
+    """The settings that plain values say, as YAML gives them: groups of options are dictionaries."""
+    groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
+    known: dict[str, list[str]] = {name: [each.name for each in fields(group)] for name, group in groups.items()}
+    known[""] = [each.name for each in fields(Pretraining)]
+    given = {"": list(settings)} | {name: list(settings.get(name, {})) for name in groups}
+    for group, names in given.items():
+        for name in names:
+            if name not in known[group]:
+                close = difflib.get_close_matches(name, known[group], n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[group])}"
+                raise ValueError(f"there is no setting {f'{group}.' if group else ''}{name}: {hint}")
+    return Pretraining(
+        **{name: groups[name](**tuples(value)) if name in groups else value for name, value in settings.items()}
+    )
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:

@@ -169,10 +169,13 @@ class RunFolder:
             with self.explained("note the images of"), atomic_write(path) as file:
                 np.savez(file, identities=noted, count=np.array(len(source)))
 
-    def set_status(self, state: State, step: int, epoch: float, message: str = "") -> None:
-        """Say where the run is and how it fares."""
+    def set_status(
+        self, state: State, step: int, epoch: float, message: str = "", cpu_seconds: float | None = None
+    ) -> None:
+        """Say where the run is and how it fares; `cpu_seconds` is what its steps have taken, by default as before."""
+        spent = self.status.get("cpu_seconds", 0.0) if cpu_seconds is None else cpu_seconds
         with self.explained("write the status of"):
-            write_json(self.path / "status.json", describe_status(state, step, epoch, message))
+            write_json(self.path / "status.json", describe_status(state, step, epoch, message, spent))
 
     def check_resumable(
         self, config: dict[str, Any], data: dict[str, Any], may_change: Collection[str] = MAY_CHANGE
@@ -393,10 +396,12 @@ def encode(record: dict[str, Any]) -> bytes:
     return json.dumps(cleaned, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-def describe_status(state: State, step: int, epoch: float, message: str = "") -> dict[str, Any]:
+def describe_status(
+    state: State, step: int, epoch: float, message: str = "", cpu_seconds: float = 0.0
+) -> dict[str, Any]:
     """The content of status.json, as of now."""
-    updated = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"state": state, "step": step, "epoch": epoch, "message": message, "updated": updated}
+    where = {"state": state, "step": step, "epoch": epoch, "message": message, "cpu_seconds": round(cpu_seconds, 3)}
+    return where | {"updated": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def read_status(path: Path) -> dict[str, Any]:

@@ -39,6 +39,8 @@ class Mixing:
     """w2 of WBSIM, of the unmixed term."""
     mix_groups: int = 1
     """Mix within this many parts of each device's batch, as so many devices would."""
+    ramp: tuple[float, float] | None = None
+    """Two shares of training: nothing is mixed before the first, and the partner's part grows until the second."""
 
     def build(self) -> Mixer:
         """The mixer."""
