@@ -37,9 +37,7 @@ class Objective:
         if not self.terms:
             raise ValueError("an objective needs a term of positive weight, such as (1.0, CutMix())")
 
-    def draw(
-        self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0
-    ) -> list[Term]:
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> list[Term]:
         """One mixture a term, for a batch shaped like `images`: draw once a step, apply to both views."""
         # A mixer of somebody's own need not know of strength unless it is asked for.
         options: dict[str, float] = {} if strength == 1 else {"strength": strength}

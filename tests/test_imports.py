@@ -24,6 +24,7 @@ ALLOWED = {
     "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
+    "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
 }
 TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}

@@ -1,6 +1,6 @@
 """One cell, in a process of its own: pretrain or go on with it, judge, write the result.
 
-    python -m mixview.study.cell CELL.json RUN_FOLDER RESULT.json
+python -m mixview.study.cell CELL.json RUN_FOLDER RESULT.json
 """
 
 import dataclasses
@@ -63,7 +63,9 @@ def pretrain(cell: Cell, run: Path) -> bool:
 def judge(cell: Cell, run: Path) -> results.CellResult:
     """Judge the encoder by everything that the cell asks for."""
     began = time.process_time()
-    metrics, protocols, warnings = {}, {}, {}
+    metrics: dict[str, float] = {}
+    protocols: dict[str, str] = {}
+    warnings: dict[str, None] = {}
     opened: dict[str, Case] = {}
     for column, judgement in cell.evaluate.items():
         metric = judgement["metric"]
@@ -89,6 +91,7 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
         objective=cell.objective,
         seed=cell.seed,
         metrics=metrics,
+        evaluate=cell.evaluate,
         passes=(cell.passes.with_gradient, cell.passes.without),
         judging_seconds=round(judging, 2),
         protocols=protocols,

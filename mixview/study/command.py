@@ -85,7 +85,7 @@ def list_cells(study: grid.Study, out: Path) -> None:
     print(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
 
 
-def show(folder: Path = Path("study")) -> None:
+def show(folder: Path) -> None:
     """Write the tables and pictures of all studies in a folder anew from their results, and print the tables.
 
     Args:
@@ -114,7 +114,9 @@ def write_report(out: Path) -> Path:
     """Tables of every study that has results in this folder, with their pictures: results.md."""
     folders = sorted(path.parent for path in out.glob(f"*/{TEXT}"))
     if not folders:
-        raise ValueError(f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}")
+        raise ValueError(
+            f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
+        )
     parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", ""]
     for folder in folders:
         text = yaml.safe_load((folder / TEXT).read_text(encoding="utf-8"))

@@ -40,6 +40,7 @@ AXES = ("data", "methods", "knobs", "objectives")
 KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings that say where and for how long, not what: a result is the same under any of them."""
+UNTRAINED = Passes(0, 0)
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,13 @@ class Cell:
     """What is judged instead of a pretrained encoder: random or pixels."""
     matched: str | None = None
     """The objective of the baseline that costs as much as this cell, where the study has one."""
-    passes: Passes = Passes(0, 0)
+    passes: Passes = UNTRAINED
     """Of a step."""
 
     @property
     def key(self) -> str:
-        """A hash of everything that was set."""
-        deciding = [self.settings, self.evaluate, self.labelled, self.encoder]
+        """A hash of everything that was set, but for the judgements: studies share the runs that they both ask for."""
+        deciding = [self.settings, self.labelled, self.encoder]
         return hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=5).hexdigest()
 
     @property
@@ -154,7 +155,7 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     if base is None:
         return content
     text = read_text(str(base), (*below, name))
-    for key in ("about", "grids"):  # of this study alone
+    for key in ("about", "grids", *(["evaluate"] if "evaluate" in content else [])):  # whole, not laid over each other
         text.pop(key, None)
     merge(text, content)
     return text
@@ -168,7 +169,7 @@ def expand(name: str, text: dict[str, Any]) -> Study:
         for levels in combinations(name, text, grid):
             for seed in grid.get("seeds", text.get("seeds", [0])):
                 cell = make_cell(name, text, levels, int(seed))
-                cells.setdefault(cell.key, cell)
+                cells.setdefault(cell.name, cell)
     found = list(cells.values())
     if not found:
         raise ValueError(f"the study {name} has no cells: give it grids, or methods and objectives")
@@ -219,7 +220,7 @@ def make_cell(study: str, text: dict[str, Any], levels: dict[str, str], seed: in
             raise ValueError(f"{column} of the study {study} needs a protocol and a metric: got {judgement}")
     if encoder is not None:  # nothing of training matters, but what it would have trained
         settings = {key: settings[key] for key in ("backbone", "size", "channels", "seed") if key in settings}
-    passes = Passes(0, 0) if encoder else counted(settings)
+    passes = UNTRAINED if encoder else counted(settings)
     where = {"data": levels["data"], "method": levels["methods"], "knob": levels["knobs"]}
     return Cell(
         study=study, objective=levels["objectives"], seed=seed, settings=settings, evaluate=copy.deepcopy(evaluate),
@@ -246,16 +247,15 @@ def match_compute(cells: list[Cell], baseline: str) -> list[Cell]:
     for cell in cells:
         base = plain_ones.get((*cell.group, cell.seed))
         if base is None or base is cell or cell.encoder is not None:
-            found.setdefault(cell.key, cell)
+            found.setdefault(cell.name, cell)
             continue
         ratio = cell.passes.work * cell.epochs / (base.passes.work * base.epochs)
         epochs = max(1, round(base.epochs * ratio))
         if epochs == base.epochs:
-            found.setdefault(cell.key, replace(cell, matched=baseline))
+            found.setdefault(cell.name, replace(cell, matched=baseline))
             continue
         name = f"{baseline} × {ratio:.3g}"
         longer = replace(base, objective=name, settings=base.settings | {"epochs": epochs})
-        found.setdefault(cell.key, replace(cell, matched=name))
-        found.setdefault(longer.key, longer)
+        found.setdefault(cell.name, replace(cell, matched=name))
+        found.setdefault(longer.name, longer)
     return list(found.values())
-

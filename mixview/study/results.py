@@ -6,7 +6,7 @@ it stale, a setting or a default that has changed does.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ class CellResult:
     seed: int
     metrics: dict[str, float]
     """By column, in per cent."""
+    evaluate: dict[str, dict[str, Any]]
+    """By column: protocol, metric and options."""
     steps: int = 0
     images_seen: int = 0
     """Over all steps, each image as often as it was seen."""
@@ -90,18 +92,30 @@ def load(path: Path) -> CellResult:
 
 
 def find(cell: Cell, out: Path) -> CellResult | None:
-    """The result of a cell, if there is one that is still of its settings and has all its columns."""
-    path = path_of(cell, out)
-    if not path.is_file():
-        return None
-    result = load(path)
+    """The result of a cell, of its own study or another's, if it is still of its settings and has all its columns."""
+    candidates = [path_of(cell, out), *sorted(out.glob(f"*/*-{cell.key}.json"))]
+    for path in dict.fromkeys(candidates):
+        if path.is_file() and fits(result := load(path), cell):
+            return replace(
+                result,
+                name=cell.name,
+                data=cell.data,
+                method=cell.method,
+                knob=cell.knob,
+                objective=cell.objective,
+            )
+    return None
+
+
+def fits(result: CellResult, cell: Cell) -> bool:
+    """Whether a result is of the settings that a cell has now, and judged by all that it asks for."""
     now = json.loads(json.dumps(cell.resolved()))
-    agree = all(result.settings[name] == value for name, value in now.items() if name in result.settings)
-    gone = [name for name in result.settings if name not in now]  # set then, and not any more
-    return result if agree and not gone and set(cell.evaluate) <= set(result.metrics) else None
+    changed = [name for name, value in result.settings.items() if now.get(name) != value]
+    judged = all(result.evaluate.get(column) == judgement for column, judgement in cell.evaluate.items())
+    return not changed and judged
 
 
 def found(cells: Iterable[Cell], out: Path) -> dict[str, CellResult]:
-    """The results that there are, by the name of their cell, under the labels that the study gives them now."""
+    """The results that there are, by the name of their cell, under the labels that the study gives them."""
     pairs = ((cell, find(cell, out)) for cell in cells)
     return {cell.name: result for cell, result in pairs if result is not None}

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import rich.progress
 from rich.console import Console
 
+from mixview.data.cache import cache_folder
 from mixview.study import results
 from mixview.study.cell import INTERRUPTED, to_json
 from mixview.study.estimate import Estimate
@@ -52,6 +53,7 @@ class Runner:
         cores: cells that run at a time, one thread each.
         keep_runs: do not remove them.
         seconds: stop in good order after this time.
+        command: what runs a cell, given its description, the folder of its run, and the file for its result.
     """
 
     study: Study
@@ -60,6 +62,7 @@ class Runner:
     cores: int = 1
     keep_runs: bool = False
     seconds: float | None = None
+    command: tuple[str, ...] = (sys.executable, "-m", "mixview.study.cell")
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def __post_init__(self) -> None:
@@ -121,17 +124,18 @@ class Runner:
         place.mkdir(parents=True, exist_ok=True)
         description, log = place / f"{cell.name}.json", place / f"{cell.name}.log"
         description.write_text(to_json(cell), encoding="utf-8")
-        command = [sys.executable, "-m", "mixview.study.cell", str(description), str(place / cell.name)]
-        command.append(str(results.path_of(cell, self.out)))
-        one = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
-        features = {"MIXVIEW_CACHE": str((place / f"{cell.name}.cache").resolve())}
+        command = [*self.command, str(description), str(place / cell.name), str(results.path_of(cell, self.out))]
+        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+        # Features of one run are of no use to another; compiled kernels are.
+        kernels = os.environ.get("NUMBA_CACHE_DIR") or str(cache_folder("numba"))
+        caches = {"MIXVIEW_CACHE": str((place / f"{cell.name}.cache").resolve()), "NUMBA_CACHE_DIR": kernels}
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | one | features,
+                env=os.environ | one | caches,
                 start_new_session=True,  # Ctrl-C is for the study, which stops its cells in good order
             )
         return Job(cell, process, log, time.monotonic())
@@ -183,7 +187,10 @@ class Runner:
 
             yield line
             return
-        columns = (rich.progress.BarColumn(bar_width=None), rich.progress.TextColumn("{task.description}", markup=False))
+        columns = (
+            rich.progress.BarColumn(bar_width=None),
+            rich.progress.TextColumn("{task.description}", markup=False),
+        )
         with rich.progress.Progress(*columns, console=self.console, auto_refresh=False, expand=True) as progress:
             task = progress.add_task("", total=max(seconds, 1.0))
 
@@ -215,10 +222,9 @@ class Runner:
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process from running the same study into the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    file: IO[bytes]
     with (folder / ".lock").open("a+b") as file:
         try:
-            lock_exclusively(file)  # type: ignore[arg-type]
+            lock_exclusively(file)
         except BlockingIOError:
             raise StudyError(f"another process runs this study into {folder}: wait for it, or stop it") from None
         yield

@@ -13,7 +13,7 @@ class Mean(NamedTuple):
     mean: float
     std: float | None
     """With n - 1; None of a single seed."""
-    count: int
+    seeds: int
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
@@ -26,7 +26,7 @@ class Difference(NamedTuple):
     low: float | None
     """Of the 95 % interval of the mean, by Student's t; None of a single pair."""
     high: float | None
-    count: int
+    pairs: int
     """Seeds that both cells have."""
 
     @property

@@ -96,7 +96,9 @@ def cost_of(row: Row, rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Steps, passes relative to the baseline's of the group, and processor minutes of training."""
     if not row.results or row.cells[0].encoder is not None:
         return ["", "", ""]
-    base = next((each for each in rows if each.group == row.group and each.objective == baseline and each.results), None)
+    base = next(
+        (each for each in rows if each.group == row.group and each.objective == baseline and each.results), None
+    )
     first = row.results[0]
     relative = f"{first.work / base.results[0].work:.2f}" if base is not None and base.results[0].work else ""
     minutes = summarise([each.cpu_seconds / 60 for each in row.results]).mean
@@ -116,10 +118,15 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
         table = [["", "pairs", *columns]]
         for row in rows:
             base = by_name.get((*row.group, str(of_row(row))))
-            if base is None or base is row or row.cells[0].encoder is not None or re.search(" × [0-9.]+$", row.objective):
+            if (
+                base is None
+                or base is row
+                or row.cells[0].encoder is not None
+                or re.search(" × [0-9.]+$", row.objective)
+            ):
                 continue
             found = [compare(row.figures(column), base.figures(column)) for column in columns]
-            pairs = max((each.count for each in found if each is not None), default=0)
+            pairs = max((each.pairs for each in found if each is not None), default=0)
             if pairs:
                 against = f" (less {base.objective})" if base.objective != study.baseline else ""
                 texts = ["" if each is None else str(each) for each in found]
@@ -133,7 +140,10 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
 def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
     """How the columns were measured, and what to be warned of."""
     found = list(found)
-    lines = ["Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward pass as two.", ""]
+    lines = [
+        "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward pass as two.",
+        "",
+    ]
     words: dict[str, None] = {}
     for column in study.columns:
         told = [result.protocols[column] for result in found if column in result.protocols]

@@ -421,7 +421,8 @@ def resume(out: str | Path, **changes: Any) -> Path:
     """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`."""
     known = {each.name for each in fields(Pretraining)}
     stored = {name: value for name, value in RunFolder.open(out).config.items() if name in known}
-    return replace(from_plain(stored), **{"out": str(out), "resume": True} | changes).run()
+    settings: dict[str, Any] = {"out": str(out), "resume": True} | changes
+    return replace(from_plain(stored), **settings).run()
 
 
 def from_plain(settings: dict[str, Any]) -> Pretraining:
