@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture
+from mixview.mixing import CutMix, Either, Generators, Identity, MixAug, Mixer, Mixture, Mixup
 
 
 class Term(NamedTuple):
@@ -63,6 +63,11 @@ def bsim(mixer: Mixer | None = None) -> Objective:
 def wbsim(w1: float = 0.5, w2: float = 0.5, mixer: Mixer | None = None) -> Objective:
     """Weighted BSIM: `w1 * BSIM + w2 * SIM`."""
     return Objective([(w1, mixer or CutMix()), (w2, Identity())])
+
+
+def unmix(mixer: Mixer | None = None) -> Objective:
+    """Un-Mix (Shen et al., 2022): SIM and a mixed term, in a method in `mixview.methods.UnMix`, which mixes targets."""
+    return Objective([(1.0, mixer or Either(Mixup(), CutMix())), (1.0, Identity())])
 
 
 def mixaug(mixer: Mixer | None = None) -> Objective:

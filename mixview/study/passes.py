@@ -29,10 +29,12 @@ class Passes(NamedTuple):
 def count_passes(settings: Pretraining) -> Passes:
     """The passes of a step of this method under this objective: counted while a tiny one is taken."""
     batch, size = 4, 8
-    head = replace(settings.head, hidden=8, dim=8, queue_size=8, bn_splits=1)
+    head = replace(settings.head, hidden=8, dim=8, queue_size=8, bn_splits=1, hardest=4, synthetic=(2, 2), prototypes=4)
     with torch.random.fork_rng(devices=[]):
         backbone = backbones.build("small", size=size)
-        method = build_method(settings.method, backbone, head, images=batch, steps=1, batch=batch)
+        method = build_method(
+            settings.method, backbone, head, images=batch, steps=1, batch=batch, objective=settings.objective
+        )
         counts = {True: 0, False: 0}
 
         def count(module: nn.Module, images: tuple[Tensor, ...]) -> None:

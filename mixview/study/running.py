@@ -8,11 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import rich.progress
 from rich.console import Console
@@ -20,10 +19,10 @@ from rich.console import Console
 from mixview.data.cache import cache_folder
 from mixview.study import results
 from mixview.study.cell import INTERRUPTED, to_json
-from mixview.study.estimate import Estimate
+from mixview.study.estimate import Estimate, Pace
 from mixview.study.grid import Cell, Study
 from mixview.train.progress import duration
-from mixview.train.run_folder import lock_exclusively
+from mixview.train.run_folder import lock_exclusively, read_status
 
 PATIENCE = 120.0
 """Seconds that a cell has to stop in good order; then it is killed, and goes on from its last checkpoint."""
@@ -73,7 +72,7 @@ class Runner:
 
     def run(self) -> bool:
         """Run what is not done yet. Returns whether the study is complete; raises when cells failed."""
-        with locked(self.out / self.study.name), self.listening():
+        with locked(self.runs / self.study.name), self.listening():
             done = results.found(self.study.cells, self.out)
             todo = [cell for cell in self.study.cells if cell.name not in done]
             estimate = Estimate(self.study.cells, done.values())
@@ -95,7 +94,7 @@ class Runner:
     def work_off(self, todo: list[Cell], estimate: Estimate) -> None:
         """Keep `cores` cells running until there are none left, or it is time to stop."""
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
-        waiting, running = list(todo), list[Job]()
+        waiting, running, pace = list(todo), list[Job](), Pace()
         with self.bar(estimate.seconds(todo)) as show:
             try:
                 while waiting or running:
@@ -106,17 +105,32 @@ class Runner:
                         return
                     while waiting and len(running) < self.cores:
                         running.append(self.start(waiting.pop(0)))
+                        pace.begin(running[-1].cell.name, self.share_done(running[-1].cell, estimate))
                     for job in [job for job in running if job.process.poll() is not None]:
                         running.remove(job)
+                        pace.end(job.cell.name, estimate.seconds([job.cell]), job.process.returncode == 0)
                         self.finish(job, estimate)
-                    now = time.monotonic()
-                    ahead = estimate.seconds(waiting) + sum(
-                        max(0.0, estimate.seconds([job.cell]) - (now - job.began)) for job in running
+                    show(
+                        len(todo) - len(waiting) - len(running),
+                        len(todo),
+                        *self.ahead(waiting, running, estimate, pace),
                     )
-                    show(len(todo) - len(waiting) - len(running), len(todo), ahead)
                     time.sleep(0.2)
             finally:
                 self.stop(running, estimate)
+
+    def ahead(self, waiting: list[Cell], running: list[Job], estimate: Estimate, pace: Pace) -> tuple[float, float]:
+        """Seconds of a core that are still to be spent, and seconds on the clock until then."""
+        seconds = {job.cell.name: estimate.seconds([job.cell]) for job in running}
+        shares = {job.cell.name: self.share_done(job.cell, estimate) for job in running}
+        left = estimate.seconds(waiting) + sum((1 - shares[name]) * seconds[name] for name in seconds)
+        return left, left * pace.slowdown(shares, seconds) / self.cores
+
+    def share_done(self, cell: Cell, estimate: Estimate) -> float:
+        """How much of a cell's training is in its last checkpoint, 0 to 1."""
+        step = read_status(self.runs / self.study.name / cell.name).get("step", 0)
+        seen = estimate.images_seen(cell)
+        return min(1.0, step * int(cell.pretraining.batch) / seen) if seen else 0.0
 
     def start(self, cell: Cell) -> Job:
         """Start a cell as a process of its own."""
@@ -174,16 +188,19 @@ class Runner:
         self.console.print(text, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def bar(self, seconds: float) -> Iterator[Any]:
-        """A function that shows how far the study is: a bar on a terminal, else a line every five minutes."""
+    def bar(self, seconds: float) -> Iterator[Callable[[int, int, float, float], None]]:
+        """A function that shows how far the study is: a bar on a terminal, else a line every five minutes.
+
+        It takes the cells that are done, all cells, the seconds of a core that are left, and those on the clock.
+        """
         if not self.console.is_terminal:
             shown = time.monotonic()
 
-            def line(done: int, total: int, ahead: float) -> None:
+            def line(done: int, total: int, left: float, eta: float) -> None:
                 nonlocal shown
                 if time.monotonic() - shown >= 300:
                     shown = time.monotonic()
-                    self.say(f"{done}/{total} cells  ETA {duration(ahead / self.cores)}")
+                    self.say(f"{done}/{total} cells  ETA {duration(eta)}")
 
             yield line
             return
@@ -194,9 +211,9 @@ class Runner:
         with rich.progress.Progress(*columns, console=self.console, auto_refresh=False, expand=True) as progress:
             task = progress.add_task("", total=max(seconds, 1.0))
 
-            def draw(done: int, total: int, ahead: float) -> None:
-                words = f"{done}/{total} cells  ETA {duration(ahead / self.cores)}"
-                progress.update(task, completed=max(0.0, seconds - ahead), description=words)
+            def draw(done: int, total: int, left: float, eta: float) -> None:
+                words = f"{done}/{total} cells  ETA {duration(eta)}"
+                progress.update(task, completed=max(0.0, seconds - left), description=words)
                 progress.refresh()
 
             yield draw
@@ -220,13 +237,13 @@ class Runner:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from running the same study into the same folder."""
+    """Keep a second process from running the same study in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+b") as file:
         try:
             lock_exclusively(file)
         except BlockingIOError:
-            raise StudyError(f"another process runs this study into {folder}: wait for it, or stop it") from None
+            raise StudyError(f"another process runs this study in {folder}: wait for it, or stop it") from None
         yield
 
 

@@ -25,7 +25,7 @@ from mixview.data.opening import open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source
 from mixview.export import save_encoder
-from mixview.methods import Method, MoCo, backward
+from mixview.methods import Method, MoCo, UnMix, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.engine import Engine
@@ -35,7 +35,15 @@ from mixview.train.launching import end_with_parent, launcher, losing_no_process
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
 from mixview.train.run_folder import RunFolder, RunFolderError, State
-from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
+from mixview.train.settings import (
+    AUGMENTED_LIKE,
+    Head,
+    MethodName,
+    Mixing,
+    ObjectiveName,
+    build_method,
+    build_objective,
+)
 from mixview.train.stopping import Stopping, seconds_of
 from mixview.train.watching import Held, Watch, Watcher, hold_out
 
@@ -51,7 +59,8 @@ class Pretraining:
     method: MethodName = "simclr"
     """What is learned from two views of an image."""
     objective: ObjectiveName = "wbsim"
-    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation."""
+    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation; unmix does both
+    with mixed targets."""
     backbone: str = "resnet50"
     """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
 
@@ -123,8 +132,11 @@ class Pretraining:
         """Train. Returns the run's folder."""
         if self.data is None:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
-        if self.exact_batch and self.method != "simclr":
-            raise ValueError(f"exact_batch is for simclr, whose negatives are the batch, not for {self.method}")
+        if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):
+            raise ValueError(
+                f"exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
+                f"{self.objective}"
+            )
         if self.epochs < 1 or self.accumulate < 1:
             raise ValueError(f"epochs and accumulate must be at least 1, got {self.epochs} and {self.accumulate}")
         seconds_of(self.max_time)
@@ -134,7 +146,8 @@ class Pretraining:
         source, held, words = hold_out(whole, self.data, options, self.validation, share, self.seed, part)
         reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
         size = self.size or natural_size(reader)
-        augment = self.augment or (f"{self.method}-small" if size <= SMALL else self.method)
+        own = AUGMENTED_LIKE.get(self.method, self.method)
+        augment = self.augment or (f"{own}-small" if size <= SMALL else own)
         settled = replace(self, size=size, augment=augment)
         fabric = settled.make_fabric()
         if settled.batch == "auto":
@@ -207,7 +220,9 @@ class Pretraining:
 
         def step(batch: int) -> None:
             backbone = backbones.build(self.backbone, size=size, channels=self.channels, stem=self.stem)
-            method = build_method(self.method, backbone, self.head, images=images, steps=1, batch=batch).to(device)
+            method = build_method(
+                self.method, backbone, self.head, images=images, steps=1, batch=batch, objective=self.objective
+            ).to(device)
             optimizer = build_optimizer(method, self.optimizer, batch)
             first, second = torch.rand(2, -(-batch // self.accumulate), self.channels, size, size, device=device)
             terms = build_objective(self.objective, self.mixing).draw(first, mixture_generators(0, 0))
@@ -281,6 +296,7 @@ class Pretraining:
             images=len(reader),
             steps=self.epochs * batches.total,
             batch=self.batch,
+            objective=self.objective,
         )
         channels_last = self.channels_last and stands_channels_last(method.encoder, self.channels, self.size)
         notes = [*backbone.notes, *notes, *self.adapt(fabric, method, channels_last)]
@@ -323,9 +339,10 @@ class Pretraining:
     def adapt(self, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
         """Fit the method to the devices; what that means, in words."""
         notes = []
-        if fabric.world_size > 1 and self.sync_bn and not isinstance(method, MoCo):
+        inner = method.method if isinstance(method, UnMix) else method
+        if fabric.world_size > 1 and self.sync_bn and not isinstance(inner, MoCo):
             if fabric.device.type == "cuda":
-                method.online = nn.SyncBatchNorm.convert_sync_batchnorm(method.online)
+                inner.online = nn.SyncBatchNorm.convert_sync_batchnorm(inner.online)
                 notes.append("Batch norm is synchronised over all devices.")
             else:
                 notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")

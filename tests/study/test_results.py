@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from mixview.study import grid, results
-from mixview.study.estimate import Estimate
+from mixview.study.estimate import Estimate, Pace
 from tests.study.trials import invented, trial
 
 
@@ -58,3 +58,18 @@ def test_the_estimate_learns_from_what_is_done() -> None:
     assert estimate.seconds([by_name["WBSIM"]]) == pytest.approx(1 + 3 * 16 * 7 / 4)
     assert estimate.seconds([by_name["random"]]) == pytest.approx(1)
     assert Estimate(cells, []).seconds(cells) > 0
+
+
+def test_the_pace_is_that_of_the_machine() -> None:
+    now = 0.0
+    pace = Pace(clock=lambda: now)
+    pace.begin("a")
+    assert pace.slowdown({"a": 0.0}, {"a": 100.0}) == 1.0
+    now = 60.0
+    assert pace.slowdown({"a": 0.3}, {"a": 100.0}) == pytest.approx(2.0)
+    pace.begin("b", share=0.5)
+    pace.end("a", 100.0, finished=False)  # what was stopped says nothing
+    now = 210.0
+    assert pace.slowdown({"b": 1.0}, {"b": 100.0}) == pytest.approx(3.0)
+    pace.end("b", 100.0, finished=True)
+    assert pace.slowdown({}, {}) == pytest.approx(3.0)

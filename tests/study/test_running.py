@@ -64,7 +64,7 @@ def test_a_study_is_killed_goes_on_and_is_shown(tmp_path: Path, capsys: pytest.C
     assert result["settings"]["mixing.alpha"] == 1.0
     assert result["images"]["count"] == 64
     assert result["versions"]["torch"]
-    assert list((runs / "long").iterdir()) == []  # what is large is gone
+    assert [path.name for path in (runs / "long").iterdir()] == [".lock"]  # what is large is gone
 
     go_on()
     assert "2 cells, 2 done" in capsys.readouterr().err
@@ -114,5 +114,5 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(StudyError, match="another process runs this study"):
-            Runner(grid.expand("trial", trial()), tmp_path, tmp_path / "runs").run()
+            Runner(grid.expand("trial", trial()), tmp_path / "out", tmp_path).run()
         other.communicate(b"\n")
