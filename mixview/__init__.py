@@ -1,13 +1,13 @@
 """mixview: image representations without labels, learned from mixed views.
 
 `mixview.mixing`, `mixview.losses` and `mixview.objective` need torch alone and fit into any training loop;
-`mixview.methods` holds SimCLR, MoCo, BYOL and SimSiam as plain modules around any encoder.
+`mixview.methods` holds SimCLR, MoCo, BYOL, SimSiam and their relatives as plain modules around any encoder.
 """
 
 from typing import Any
 
-from mixview.mixing import CutMix, Identity, MixAug, Mixer, Mixture, Mixup, mixture_generators
-from mixview.objective import Objective, Term, bsim, mixaug, sim, wbsim
+from mixview.mixing import CutMix, Either, Identity, MixAug, Mixer, Mixture, Mixup, mixture_generators
+from mixview.objective import Objective, Term, bsim, mixaug, sim, unmix, wbsim
 
 __version__ = "0.1.0"
 
@@ -27,6 +27,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "CutMix",
+    "Either",
     "Identity",
     "MixAug",
     "Mixer",
@@ -38,5 +39,6 @@ __all__ = [
     "mixaug",
     "mixture_generators",
     "sim",
+    "unmix",
     "wbsim",
 ]

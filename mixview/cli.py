@@ -127,9 +127,13 @@ def pretrain(recipe: str | None = None, **options: Any) -> None:
     Pretraining(**options).run()
 
 
-FLAGS = ("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust", "--empty")
+FLAGS = (
+    *("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust", "--empty"),
+    *("--keep_runs", "--dry_run"),
+)
 """Options that may stand alone, for true."""
 
+STUDY_COMMANDS = ("run", "show", "list")
 
 FOLDERS: dict[tuple[str, ...], str | None] = {
     ("evaluate", "show"): None,
@@ -167,6 +171,8 @@ def expand(arguments: list[str]) -> list[str]:
     for words, option in FOLDERS.items():
         if tuple(named[: len(words)]) == words:
             named = [*words, *gather_folders(named[len(words) :], option)]
+    if named[:1] == ["study"] and named[1:] and named[1] not in STUDY_COMMANDS and not named[1].startswith("-"):
+        named.insert(1, "run")  # `mixview study paper-small` is what one types
     for place in reversed(range(len(named))):
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
@@ -299,6 +305,14 @@ def evaluations() -> dict[str, Any]:
     }
 
 
+def studies() -> dict[str, Any]:
+    """Studies: run, or go on; show; list."""
+    from mixview.study import command
+
+    about = "Many runs that answer one question: seeds, spread, and what they cost."
+    return {"_help": about, "run": command.run, "show": command.show, "list": command.list_studies}
+
+
 def figures() -> dict[str, Any]:
     """The figures of the paper, each a command."""
     from mixview.report.figures.alpha import alpha
@@ -327,6 +341,7 @@ LATE: dict[str, Callable[[], Any]] = {
     "import": lambda: importlib.import_module("mixview.formats.importing").import_encoder,
     "report": lambda: importlib.import_module("mixview.report.page").report,
     "figure": figures,
+    "study": studies,
 }
 """Commands whose modules take a while to import."""
 

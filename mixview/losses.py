@@ -56,6 +56,7 @@ def info_nce(
     temperature: float,
     *,
     other_parent: bool = False,
+    extra: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE against a queue, Eq. 3: each parent's key in turn is the positive, the queue the negatives. Batch mean.
 
@@ -66,6 +67,7 @@ def info_nce(
         mixture: of these N images.
         temperature: tau.
         other_parent: count the other parent's key, too, among the negatives of each term.
+        extra: [N, S] cosines of each query with negatives of its own, beside the queue.
     """
     check_temperature(temperature)
     check_pair(query, keys, mixture, "query", "keys")
@@ -77,7 +79,10 @@ def info_nce(
         first = (q * k).sum(1) / temperature
         second = (q * k[partner]).sum(1) / temperature
         # Both terms share the queue's part of the denominator: one product with the queue, not two.
-        rest = torch.logsumexp(q @ negatives.T.to(q.dtype) / temperature, dim=1)
+        cosines = q @ negatives.T.to(q.dtype)
+        if extra is not None:
+            cosines = torch.cat([cosines, extra.to(q.dtype)], dim=1)
+        rest = torch.logsumexp(cosines / temperature, dim=1)
         both = torch.logaddexp(torch.logaddexp(first, second), rest)
         own = torch.arange(len(q), device=q.device)
         competes = (lam > 0) & (lam < 1) & (partner != own) & other_parent  # a parent of no weight is no negative

@@ -164,7 +164,7 @@ class Mixer(ABC):
     """Draws mixtures. To make a new one: subclass, implement `draw`, return a `Mixture`."""
 
     @abstractmethod
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> Mixture:
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> Mixture:
         """A mixture for this batch.
 
         Args:
@@ -172,6 +172,7 @@ class Mixer(ABC):
             generator: where everything random comes from; a list of G mixes the batch in G groups, one from each.
             mix_groups: with one generator, the number of groups that the batch is mixed in: image i finds its partner
                 within its group, and a per-batch lam is one a group.
+            strength: what the partner's share, 1 - lam, is multiplied by: 0 mixes nothing (see `strength_at`).
         """
 
 
@@ -182,7 +183,9 @@ class Identity(Mixer):
     def __repr__(self) -> str:
         return "Identity()"
 
-    def draw(self, images: Tensor, generator: Generators | None = None, *, mix_groups: int = 1) -> Mixture:
+    def draw(
+        self, images: Tensor, generator: Generators | None = None, *, mix_groups: int = 1, strength: float = 1.0
+    ) -> Mixture:
         check_batch(images)
         count = len(images)
         own = torch.arange(count, device=images.device)
@@ -219,10 +222,18 @@ class BetaMixer(Mixer):
 
     @final
     def draw(
-        self, images: Tensor, generator: Generators, *, mix_groups: int = 1, lam: float | Tensor | None = None
+        self,
+        images: Tensor,
+        generator: Generators,
+        *,
+        mix_groups: int = 1,
+        strength: float = 1.0,
+        lam: float | Tensor | None = None,
     ) -> Mixture:
         """A mixture for this batch (see `Mixer.draw`); `lam`, one value or [N], sets lam instead of drawing it."""
         check_batch(images)
+        if not 0 <= strength <= 1:
+            raise ValueError(f"strength is a share of a mixture, 0 to 1, got {strength}")
         generators = list_generators(generator, mix_groups)
         count, groups = len(images), len(generators)
         if count % groups:
@@ -251,6 +262,8 @@ class BetaMixer(Mixer):
         drawn = symmetric_beta(self.alpha, draws[:, :4])
         if self.fold:
             drawn = torch.maximum(drawn, 1 - drawn)
+        if strength < 1:
+            drawn = 1 - strength * (1 - drawn)
         if lam is not None:
             drawn = torch.as_tensor(lam, dtype=drawn.dtype, device=drawn.device).expand(count)
             check_values((drawn >= 0) & (drawn <= 1), drawn, "lam must be within [0, 1]")
@@ -298,13 +311,50 @@ class MixAug(Mixer):
     def __init__(self, mixer: Mixer) -> None:
         self.mixer = mixer
 
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> Mixture:
-        hidden = self.mixer.draw(images, generator, mix_groups=mix_groups)
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> Mixture:
+        hidden = self.mixer.draw(images, generator, mix_groups=mix_groups, strength=strength)
         own = torch.arange(len(images), device=images.device)
         return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)
 
     def __repr__(self) -> str:
         return f"MixAug({self.mixer!r})"
+
+
+@final
+class Either(Mixer):
+    """One mixer or the other, by chance, for a whole batch: Un-Mix's CutMix or Mixup.
+
+    Args:
+        first: drawn from with probability `p`.
+        second: else.
+        p: the probability of the first.
+    """
+
+    def __init__(self, first: Mixer, second: Mixer, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ValueError(f"p is a probability, 0 to 1, got {p}")
+        self.first = first
+        self.second = second
+        self.p = p
+
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> Mixture:
+        source = list_generators(generator, mix_groups)[0]
+        chosen = float(torch.rand((), generator=source, device=source.device)) < self.p
+        mixer = self.first if chosen else self.second
+        return mixer.draw(images, generator, mix_groups=mix_groups, strength=strength)
+
+    def __repr__(self) -> str:
+        return f"Either({self.first!r}, {self.second!r}, p={self.p:g})"
+
+
+def strength_at(progress: float, ramp: tuple[float, float] | None) -> float:
+    """How strong mixtures are when this share of training is done: 0 before `ramp[0]`, 1 from `ramp[1]` on."""
+    if ramp is None:
+        return 1.0
+    start, stop = ramp
+    if not 0 <= start <= stop <= 1:
+        raise ValueError(f"ramp must be two rising shares of training, such as (0.1, 0.5), got {ramp}")
+    return 1.0 if progress >= stop else max(0.0, progress - start) / (stop - start)
 
 
 def symmetric_beta(alpha: float, uniform: Tensor) -> Tensor:

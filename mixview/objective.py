@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture
+from mixview.mixing import CutMix, Either, Generators, Identity, MixAug, Mixer, Mixture, Mixup
 
 
 class Term(NamedTuple):
@@ -37,9 +37,14 @@ class Objective:
         if not self.terms:
             raise ValueError("an objective needs a term of positive weight, such as (1.0, CutMix())")
 
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1) -> list[Term]:
+    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> list[Term]:
         """One mixture a term, for a batch shaped like `images`: draw once a step, apply to both views."""
-        return [Term(weight, mixer.draw(images, generator, mix_groups=mix_groups)) for weight, mixer in self.terms]
+        # A mixer of somebody's own need not know of strength unless it is asked for.
+        options: dict[str, float] = {} if strength == 1 else {"strength": strength}
+        return [
+            Term(weight, mixer.draw(images, generator, mix_groups=mix_groups, **options))
+            for weight, mixer in self.terms
+        ]
 
     def __repr__(self) -> str:
         return "Objective([" + ", ".join(f"({weight:g}, {mixer!r})" for weight, mixer in self.terms) + "])"
@@ -58,6 +63,11 @@ def bsim(mixer: Mixer | None = None) -> Objective:
 def wbsim(w1: float = 0.5, w2: float = 0.5, mixer: Mixer | None = None) -> Objective:
     """Weighted BSIM: `w1 * BSIM + w2 * SIM`."""
     return Objective([(w1, mixer or CutMix()), (w2, Identity())])
+
+
+def unmix(mixer: Mixer | None = None) -> Objective:
+    """Un-Mix (Shen et al., 2022): SIM and a mixed term, in a method in `mixview.methods.UnMix`, which mixes targets."""
+    return Objective([(1.0, mixer or Either(Mixup(), CutMix())), (1.0, Identity())])
 
 
 def mixaug(mixer: Mixer | None = None) -> Objective:

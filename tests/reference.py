@@ -72,6 +72,63 @@ def regression(prediction: Tensor, target: Tensor, mixture: Mixture, interpolate
     return total / len(prediction)
 
 
+def virtual_labels(query: Tensor, keys: Tensor, mixture: Mixture, tau: float, queue: Tensor | None = None) -> Tensor:
+    """i-Mix: - sum_n v_n log(exp(s(f_i, f_n) / tau) / sum over all keys), v_i = lam e_i + (1 - lam) e_j."""
+    total = torch.zeros((), dtype=torch.float64)
+    negatives = [] if queue is None else list(queue)
+    for i in range(len(query)):
+        label = torch.zeros(len(keys), dtype=torch.float64)
+        label[i] += mixture.lam[i]
+        label[int(mixture.partner[i])] += 1 - mixture.lam[i]
+        everything = sum(torch.exp(cosine(query[i], key) / tau) for key in [*keys, *negatives])
+        for n in range(len(keys)):
+            total = total - label[n] * torch.log(torch.exp(cosine(query[i], keys[n]) / tau) / everything)
+    return total / len(query)
+
+
+def mochi(query: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, tau: float, hardest: int, drawn) -> Tensor:
+    """MoCHi's loss: InfoNCE whose negatives are the queue and, of each query, what it mixes of its hardest."""
+    first, second, a, third, b = drawn
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(query)):
+        q = (query[i] / query[i].norm()).detach()
+        ranked = sorted(queue, key=lambda n: -float(cosine(q, n)))[:hardest]
+        hard = [n.detach() / n.norm().detach() for n in ranked]
+        made = []
+        for s in range(first.shape[1]):
+            made.append(a[i, s] * hard[first[i, s]] + (1 - a[i, s]) * hard[second[i, s]])
+        for s in range(third.shape[1]):
+            made.append(b[i, s] * q + (1 - b[i, s]) * hard[third[i, s]])
+        lam, j = mixture.lam[i], int(mixture.partner[i])
+        negatives = sum(torch.exp(cosine(query[i], n) / tau) for n in [*queue, *made])
+        for positive, weight in ((i, lam), (j, 1 - lam)):
+            numerator = torch.exp(cosine(query[i], keys[positive]) / tau)
+            total = total - weight * torch.log(numerator / (numerator + negatives))
+    return total / len(query)
+
+
+def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
+    """SwAV's listing: the matrix Q (prototypes by images) normalised to rows of 1/K and columns of 1/B, in turn."""
+    q = torch.exp(scores / epsilon).T
+    q = q / q.sum()
+    for _ in range(iterations):
+        q = q / q.sum(dim=1, keepdim=True) / len(q)
+        q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
+    return (q * q.shape[1]).T
+
+
+def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, tau: float) -> Tensor:
+    """SwAV's - sum_k q_k log p_k, of both parents' codes."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(scores)):
+        j, lam = int(mixture.partner[i]), mixture.lam[i]
+        everything = torch.exp(scores[i] / tau).sum()
+        for k in range(scores.shape[1]):
+            log_p = torch.log(torch.exp(scores[i, k] / tau) / everything)
+            total = total - lam * codes[i, k] * log_p - (1 - lam) * codes[j, k] * log_p
+    return total / len(scores)
+
+
 def count_unchanged(before: Tensor, after: Tensor) -> float:
     """The share of pixels that are the same in both [C, H, W], one at a time."""
     height, width = before.shape[-2:]

@@ -28,6 +28,7 @@ ALLOWED = {
     "pickles": set(),
     "using": {"using", "evaluate", "data", "atomic", "backbones"},
     "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
+    "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.
     "detection": {"detection", "train", "evaluate", "data", "export"},

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mixview import CutMix, Identity, MixAug, Mixture, Mixup, mixture_generators
-from mixview.mixing import BetaMixer, Paste, cutmix_box, symmetric_beta
+from mixview.mixing import BetaMixer, Paste, cutmix_box, strength_at, symmetric_beta
 from tests.reference import count_unchanged
 
 
@@ -282,3 +282,32 @@ def test_a_mixture_checks_itself() -> None:
         Mixture(torch.tensor([1, 0]), torch.ones(3))
     with pytest.raises(TypeError, match="partner must be int64"):
         Mixture(torch.tensor([1.0, 0.0]), lam)
+
+
+@pytest.mark.parametrize("mixer", [CutMix(per_sample=True), Mixup(per_sample=True), MixAug(CutMix())], ids=repr)
+def test_strength_multiplies_the_partners_share(mixer) -> None:
+    images = torch.rand(16, 3, 32, 32)
+    whole, half, none = (
+        mixer.draw(images, torch.Generator().manual_seed(0), strength=strength) for strength in (1.0, 0.5, 0.0)
+    )
+    assert torch.equal(none(images), images)
+    assert (none.lam == 1).all()
+    if isinstance(mixer, Mixup):
+        torch.testing.assert_close(1 - half.lam, (1 - whole.lam) / 2)
+    elif isinstance(mixer, CutMix):
+        assert (half.lam >= whole.lam).all()
+        assert half.lam.mean() < 1
+    assert Identity().draw(images, strength=0.3).is_identity
+    with pytest.raises(ValueError, match="strength is a share of a mixture"):
+        CutMix().draw(images, torch.Generator(), strength=1.5)
+
+
+def test_mixtures_grow_along_the_ramp() -> None:
+    assert [strength_at(progress, None) for progress in (0.0, 1.0)] == [1.0, 1.0]
+    assert [strength_at(progress, (0.2, 0.6)) for progress in (0.0, 0.2, 0.4, 0.6, 1.0)] == pytest.approx(
+        [0.0, 0.0, 0.5, 1.0, 1.0]
+    )
+    assert strength_at(0.3, (0.5, 0.5)) == 0.0
+    assert strength_at(0.0, (0.0, 0.0)) == 1.0
+    with pytest.raises(ValueError, match="ramp must be two rising shares of training"):
+        strength_at(0.5, (0.6, 0.2))

@@ -13,6 +13,7 @@ from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.arrays import Npz
 from mixview.data.files import ClassFolders, FileList, Folder, enter_split, looks_like_classes, require_folder
 from mixview.data.source import Source, SourceError
+from mixview.data.splits import parse_range, take_range
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
 
@@ -69,10 +70,16 @@ def open_source(spec: str | Path, split: str | None = None, *, kind: str | None 
     Args:
         spec: a path, an address, or a name such as cifar10 (found in the folder that `MIXVIEW_DATA` names) or scenes
             (drawn by mixview itself). What exists as a path is a path.
-        split: train, val, test …; by default the part for training.
+        split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
+            which every class has its share.
         kind: what the path is (see `FAMILIES`), where looking at it would say something else.
         options: of the kind: see its constructor.
     """
+    if split is not None and "[" in split:
+        name, part = parse_range(split)
+        if part is None:
+            raise SourceError(f"{split!r} is no part of a split: write train[:5000], train[5000:10000] or train[5000:]")
+        return take_range(open_source(spec, name, kind=kind, **options), part.start, part.stop)
     text = str(spec)
     if text == "scenes" and kind is None:
         scenes = importlib.import_module("mixview.data.scenes")

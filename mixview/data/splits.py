@@ -1,4 +1,4 @@
-"""Parts of a source: a fraction, some images a class, a list of files.
+"""Parts of a source: a fraction, some images a class, a range such as train[:5000], a list of files.
 
 Which images are chosen is decided by a hash of the seed and each image's name: the same on every machine and with every
 version of every library, whatever the order of the files. With one seed and one label an image, the 1 % lies within the
@@ -6,6 +6,7 @@ version of every library, whatever the order of the files. With one seed and one
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import final
@@ -113,6 +114,36 @@ def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
         raise SourceError(f"{source!r} has {have} images of class {name}, fewer than {count}: ask for at most {have}")
     chosen = [order[present[order, column]][:count] for column in range(present.shape[1])]
     return Subset(source, np.unique(np.concatenate(chosen)))
+
+
+def take_range(source: Source, start: int | None, stop: int | None) -> Subset:
+    """Images `start` to `stop` of a shuffled order in which the classes alternate, so that every range has all of them.
+
+    The order depends on the images' names alone: ranges that do not overlap have no image in common.
+    """
+    order, labels = shuffled(source, 0), source.labels()
+    if labels is not None:
+        _, inverse, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
+        by_class = np.argsort(inverse, kind="stable")
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[by_class] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        order = order[np.argsort((rank + 0.5) / counts[inverse], kind="stable")]
+    first, last, _ = slice(start, stop).indices(len(order))
+    if first >= last or (stop or 0) > len(order):
+        raise SourceError(
+            f"there are no images {'' if start is None else start}:{'' if stop is None else stop} in {source!r}: "
+            f"it has {len(order)}"
+        )
+    return Subset(source, np.sort(order[first:last]))
+
+
+def parse_range(split: str) -> tuple[str | None, slice | None]:
+    """The split and the range of `train[5000:10000]`; of anything else itself and None."""
+    found = re.fullmatch(r"(\w*)\[(\d*):(\d*)\]", split)
+    if found is None:
+        return split, None
+    start, stop = (int(each) if each else None for each in found.groups()[1:])
+    return found[1] or None, slice(start, stop)
 
 
 def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:

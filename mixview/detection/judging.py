@@ -34,7 +34,7 @@ from mixview.train import recipes
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
 from mixview.train.launching import end_with_parent, launcher, losing_no_process, meet_anew
-from mixview.train.run_folder import RunFolder, RunFolderError, recorded, start_or_resume
+from mixview.train.run_folder import RunFolder, RunFolderError, is_run, recorded, start_or_resume
 from mixview.train.stopping import seconds_of
 from mixview.train.watching import pick
 
@@ -158,7 +158,7 @@ class Trial:
             launch: start the other processes, once for all trials.
         """
         fabric = self.fabric
-        resume = self.settings.resume and (self.out / "config.yaml").is_file()
+        resume = self.settings.resume and is_run(self.out)
         folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
         with recorded(folder), losing_no_process():
             if launch:

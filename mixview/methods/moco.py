@@ -1,6 +1,7 @@
 """MoCo v1 and v2 (He et al., 2020; Chen et al., 2020) and MoCo-BSIM (Eq. 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -9,8 +10,12 @@ from torch import Tensor, nn
 from mixview.distributed import gather, shuffle, unshuffle, world_size
 from mixview.losses import check_temperature, info_nce, unit
 from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
+from mixview.mixing import Mixture
 from mixview.nn import MLP, KeyQueue, Projected, SplitBatchNorm2d, check_momentum, follow, momentum_copy
 from mixview.objective import Term
+
+Contrast = Callable[[Tensor, Tensor, Tensor, Mixture, float, int], Tensor]
+"""The loss of a term: queries [N, D], keys [N, D], queue [K, D], mixture, temperature, and the number of the step."""
 
 
 @final
@@ -30,6 +35,7 @@ class MoCo(Method):
         other_parent: count a mixture's other parent among the negatives of each term.
         shuffle: shuffling BN: keys are batch-normalised among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
+        contrast: the loss of a term; Eq. 3 unless it is a relative's (`mixview.methods.mixco`, `….mochi`).
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class MoCo(Method):
         queue_size: int = 65_536,
         other_parent: bool = False,
         shuffle: bool = True,
+        contrast: Contrast | None = None,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
@@ -53,6 +60,7 @@ class MoCo(Method):
         self.temperature = temperature
         self.momentum = momentum
         self.other_parent = other_parent
+        self.contrast = contrast or partial(equation_3, other_parent)
         self.shuffle = shuffle
         self.steps = 0  # seeds the shuffle: the same on every process, and after a resume
 
@@ -65,9 +73,7 @@ class MoCo(Method):
         loss = x_q.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             q = encode(mixture(x_q))
-            loss = loss + weight * info_nce(
-                q, keys, self.queue.keys, mixture, self.temperature, other_parent=self.other_parent
-            )
+            loss = loss + weight * self.contrast(q, keys, self.queue.keys, mixture, self.temperature, self.steps)
         return loss, keys
 
     @torch.no_grad()
@@ -96,6 +102,13 @@ class MoCo(Method):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state)
+
+
+def equation_3(
+    other_parent: bool, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int
+) -> Tensor:
+    """The paper's loss, which is the same at every step."""
+    return info_nce(q, keys, queue, mixture, temperature, other_parent=other_parent)
 
 
 def moco_v1(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.07, **options: Any) -> MoCo:

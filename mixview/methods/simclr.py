@@ -12,6 +12,9 @@ from mixview.methods.method import Method, Targets, Views, check_views, once, un
 from mixview.nn import MLP, Projected
 from mixview.objective import Term
 
+Contrast = Callable[..., Tensor]
+"""A loss like `nt_xent`: (mixed_z, plain_z, mixture, temperature, *, rows) -> scalar."""
+
 
 @final
 class SimCLR(Method):
@@ -26,6 +29,7 @@ class SimCLR(Method):
         projector: features -> projections; by default two layers to 128, each with batch norm.
         temperature: tau.
         symmetric: anchors from both views (Eq. 2); False takes them from the first view only, at SimCLR's own cost.
+        contrast: the loss of one side; `nt_xent` unless it is a relative's (`mixview.methods.imix`).
     """
 
     separable: ClassVar[bool] = False
@@ -37,6 +41,7 @@ class SimCLR(Method):
         projector: nn.Module | None = None,
         temperature: float = 0.1,
         symmetric: bool = True,
+        contrast: Contrast = nt_xent,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
@@ -45,6 +50,7 @@ class SimCLR(Method):
         self.online = Projected(encoder, projector, feature_dim)
         self.temperature = temperature
         self.symmetric = symmetric
+        self.contrast = contrast
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         return self.loss(self.online, views, terms), None
@@ -62,10 +68,10 @@ class SimCLR(Method):
         for weight, mixture in unmixed_first(terms):
             everyone = gather_mixture(mixture)
             rows = own_rows(len(mixture))
-            side = nt_xent(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
+            side = self.contrast(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
             if self.symmetric:
-                other = nt_xent(encode(mixture(second)), encode(first), everyone, self.temperature, rows=rows)  # l''
-                side = (side + other) / 2
+                other = encode(mixture(second)), encode(first)
+                side = (side + self.contrast(*other, everyone, self.temperature, rows=rows)) / 2  # and l''
             loss = loss + weight * side
             if len(everyone) == 1:
                 warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=3)

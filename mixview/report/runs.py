@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate import results
 from mixview.evaluate.results import Result
-from mixview.train.run_folder import flatten, read_metrics, read_status
+from mixview.train.run_folder import flatten, is_run, read_metrics, read_status
 
 NOT_THE_EXPERIMENT = frozenset(
     {"out", "seed", "workers", "devices", "nodes", "accelerator", "compile", "channels_last", "max_time", "augment_on"}
@@ -81,7 +81,7 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise ValueError(f"there is no folder {missing[0]}: check the path, or leave it out")
-    runs = [path for path in paths if (path / "config.yaml").is_file()]
+    runs = [path for path in paths if is_run(path)]
     others = [path for path in paths if path not in runs and (path / results.FOLDER).is_dir()]
     if not runs and not others:
         raise ValueError(

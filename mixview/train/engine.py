@@ -1,6 +1,7 @@
 """The training loop, in plain sight. Devices, processes and precision are Lightning Fabric's."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from mixview.methods import Method, backward
 from mixview.methods.gradcache import cached_backward
 from mixview.methods.method import Targets, Views, unwrap
 from mixview.methods.simclr import SimCLR
-from mixview.mixing import mixture_generators
-from mixview.objective import Objective
+from mixview.mixing import mixture_generators, strength_at
+from mixview.objective import Objective, Term
 from mixview.train.checkpoints import CheckpointError
 from mixview.train.optimisers import Optimizer, set_learning_rate
 from mixview.train.stopping import Stopping
@@ -45,9 +46,13 @@ class Engine:
     exact_batch: bool = False
     """SimCLR: accumulate by cached gradients, so that the negatives are the whole batch's."""
     mix_groups: int = 1
+    ramp: tuple[float, float] | None = None
+    """The shares of training between which mixtures grow."""
     channels_last: bool = False
     step: int = 0
     """Optimiser steps that are done."""
+    cpu_seconds: float = 0.0
+    """Processor time that they took this process, views included if it makes them itself; looks and saves apart."""
 
     def __post_init__(self) -> None:
         self.method: Method = unwrap(self.module)
@@ -68,12 +73,15 @@ class Engine:
         while self.step < self.steps:
             epoch, position = divmod(self.step, self.batches.total)
             self.batches.go_to(epoch, position)
+            began = time.process_time()
             for first, second, _ in self.loader:
                 rate = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
                 loss = self.take_step(self.to_device(first), self.to_device(second))
                 self.step += 1
                 reason = stopping.now(self.step)
+                self.cpu_seconds += time.process_time() - began
                 yield loss, rate, reason
+                began = time.process_time()
                 if reason is not None:
                     return
 
@@ -98,11 +106,10 @@ class Engine:
         for number, views in enumerate(parts):
             share = len(views[0]) / len(first)
             group = self.fabric.global_rank * self.accumulate + number
-            generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
             loss, target = backward(
                 self.module,
                 views,
-                self.objective.draw(views[0], generators),
+                self.draw_terms(views[0], group),
                 call=self.backward_by(share),
                 no_sync=self.no_sync,
                 sync=number == len(parts) - 1,
@@ -114,8 +121,7 @@ class Engine:
     def cached_gradient(self, first: Tensor, second: Tensor) -> tuple[Tensor, list[Targets]]:
         """The gradient of the whole batch by GradCache."""
         assert isinstance(self.method, SimCLR)
-        generators = mixture_generators(self.seed, self.step, rank=self.fabric.global_rank, mix_groups=self.mix_groups)
-        terms = self.objective.draw(first, generators)
+        terms = self.draw_terms(first, self.fabric.global_rank)
         micro_batch = -(-len(first) // self.accumulate)
         loss, target = cached_backward(
             self.module,
@@ -126,6 +132,11 @@ class Engine:
             context=self.fabric.autocast,
         )
         return loss, [target]
+
+    def draw_terms(self, images: Tensor, group: int) -> list[Term]:
+        """The objective's terms of this step for one group of images."""
+        generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
+        return self.objective.draw(images, generators, strength=strength_at(self.step / self.steps, self.ramp))
 
     def backward_by(self, share: float) -> Callable[[Tensor], None]:
         """Goes backward through this share of a loss."""

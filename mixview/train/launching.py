@@ -74,8 +74,12 @@ def end_with_parent(every: float = 0.5) -> None:
 
     Once they have met, the next collective notices a death; before, one would wait for the other for half an hour.
     """
-    if launcher() is not None or not os.environ.get("LOCAL_RANK") or os.environ["LOCAL_RANK"] == "0":
-        return
+    if launcher() is None and os.environ.get("LOCAL_RANK", "0") not in ("", "0"):
+        end_when_orphaned(every)
+
+
+def end_when_orphaned(every: float = 0.5) -> None:
+    """End this process, as a kill would, soon after the one that started it has died."""
     parent = os.getppid()
 
     def follow() -> None:

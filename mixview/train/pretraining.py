@@ -1,5 +1,6 @@
 """`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves all in a folder."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -18,7 +19,7 @@ from mixview.data.opening import open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source
 from mixview.export import save_encoder
-from mixview.methods import Method, MoCo, backward
+from mixview.methods import Method, MoCo, UnMix, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
@@ -28,8 +29,16 @@ from mixview.train.journal import Journal
 from mixview.train.launching import end_with_parent, losing_no_process, meet_anew
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder, RunFolderError, recorded, start_or_resume
-from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
+from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
+from mixview.train.settings import (
+    AUGMENTED_LIKE,
+    Head,
+    MethodName,
+    Mixing,
+    ObjectiveName,
+    build_method,
+    build_objective,
+)
 from mixview.train.stopping import Stopping, seconds_of
 from mixview.train.watching import Held, Watch, Watcher, hold_out
 
@@ -45,16 +54,19 @@ class Pretraining:
     method: MethodName = "simclr"
     """What is learned from two views of an image."""
     objective: ObjectiveName = "wbsim"
-    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation."""
+    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation; unmix does both
+    with mixed targets."""
     backbone: str = "resnet50"
     """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
 
     split: str | None = None
-    """The part of the data to learn from; by default the one for training."""
+    """The part of the data to learn from, such as train or train[:5000]; by default the one for training."""
     data_options: dict[str, Any] | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     validation: str | None = None
     """Labelled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
+    validation_split: str | None = None
+    """The part of these images, or, where none are given, of the data, that the k-NN accuracy is of."""
     augment: str | None = None
     """The augmentation by name; by default the method's own (its small variant for small images)."""
     smallest_crop: float | None = None
@@ -119,17 +131,22 @@ class Pretraining:
         """Train. Returns the run's folder."""
         if self.data is None:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
-        if self.exact_batch and self.method != "simclr":
-            raise ValueError(f"exact_batch is for simclr, whose negatives are the batch, not for {self.method}")
+        if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):
+            raise ValueError(
+                f"exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
+                f"{self.objective}"
+            )
         if self.epochs < 1 or self.accumulate < 1:
             raise ValueError(f"epochs and accumulate must be at least 1, got {self.epochs} and {self.accumulate}")
         seconds_of(self.max_time)
         options = self.data_options or {}
         whole = open_source(self.data, self.split, **options)
-        source, held, words = hold_out(whole, self.data, options, self.validation, self.watch.hold_out, self.seed)
+        share, part = self.watch.hold_out, self.validation_split
+        source, held, words = hold_out(whole, self.data, options, self.validation, share, self.seed, part)
         reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
         size = self.size or natural_size(reader)
-        augment = self.augment or (f"{self.method}-small" if size <= SMALL else self.method)
+        own = AUGMENTED_LIKE.get(self.method, self.method)
+        augment = self.augment or (f"{own}-small" if size <= SMALL else own)
         settled = replace(self, size=size, augment=augment)
         fabric = settled.make_fabric()
         if settled.batch == "auto":
@@ -165,7 +182,9 @@ class Pretraining:
 
         def step(batch: int) -> None:
             backbone = backbones.build(self.backbone, size=size, channels=self.channels, stem=self.stem)
-            method = build_method(self.method, backbone, self.head, images=images, steps=1, batch=batch).to(device)
+            method = build_method(
+                self.method, backbone, self.head, images=images, steps=1, batch=batch, objective=self.objective
+            ).to(device)
             optimizer = build_optimizer(method, self.optimizer, batch)
             first, second = torch.rand(2, -(-batch // self.accumulate), self.channels, size, size, device=device)
             terms = build_objective(self.objective, self.mixing).draw(first, mixture_generators(0, 0))
@@ -227,6 +246,7 @@ class Pretraining:
             images=len(reader),
             steps=self.epochs * batches.total,
             batch=self.batch,
+            objective=self.objective,
         )
         channels_last = self.channels_last and stands_channels_last(method.encoder, self.channels, self.size)
         notes = [*backbone.notes, *notes, *self.adapt(fabric, method, channels_last)]
@@ -244,6 +264,7 @@ class Pretraining:
             accumulate=self.accumulate,
             exact_batch=self.exact_batch,
             mix_groups=self.mixing.mix_groups,
+            ramp=self.mixing.ramp,
             channels_last=channels_last,
         )
         found = Checkpoints(Path(self.out) / "checkpoints").load_latest(fabric.device)
@@ -263,9 +284,10 @@ class Pretraining:
     def adapt(self, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
         """Fit the method to the devices; what that means, in words."""
         notes = []
-        if fabric.world_size > 1 and self.sync_bn and not isinstance(method, MoCo):
+        inner = method.method if isinstance(method, UnMix) else method
+        if fabric.world_size > 1 and self.sync_bn and not isinstance(inner, MoCo):
             if fabric.device.type == "cuda":
-                method.online = nn.SyncBatchNorm.convert_sync_batchnorm(method.online)
+                inner.online = nn.SyncBatchNorm.convert_sync_batchnorm(inner.online)
                 notes.append("Batch norm is synchronised over all devices.")
             else:
                 notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")
@@ -320,11 +342,12 @@ class Pretraining:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
                     export(about | {"step": str(step), "epoch": f"{engine.epoch:g}"})
-                    folder.set_status("interrupted" if reason else "running", step, engine.epoch, reason or "")
+                    state: State = "interrupted" if reason else "running"
+                    folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume goes on from here.")
             if folder is not None and engine.step == engine.steps:
-                folder.set_status("finished", engine.step, engine.epoch)
+                folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
                 progress.say(f"Done: {self.out}/encoder.safetensors")
         fabric.barrier()
 
@@ -336,7 +359,10 @@ class Pretraining:
             progress.say(note)
         if folder is not None:
             folder.rewind(engine.step if engine.step else -1)
-            folder.set_status("running", engine.step, engine.epoch)
+            before = folder.status  # of a later step, perhaps, than that of the checkpoint that it goes on from
+            share = min(1.0, engine.step / before["step"]) if before.get("step") else 0.0
+            engine.cpu_seconds = share * before.get("cpu_seconds", 0.0)
+            folder.set_status("running", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
             if engine.step == 0:
                 with folder.explained("draw the views of"):
                     watcher.picture(Path(self.out) / "views.png")
@@ -355,15 +381,27 @@ def pretrain(**options: Any) -> Path:
 
 def resume(out: str | Path, **changes: Any) -> Path:
     """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`."""
-    stored = RunFolder.open(out).config
-    groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
     known = {each.name for each in fields(Pretraining)}
-    options = {
-        name: groups[name](**tuples(value)) if name in groups else value
-        for name, value in stored.items()
-        if name in known
-    }
-    return Pretraining(**(options | {"out": str(out), "resume": True} | changes)).run()
+    stored = {name: value for name, value in RunFolder.open(out).config.items() if name in known}
+    settings: dict[str, Any] = {"out": str(out), "resume": True} | changes
+    return replace(from_plain(stored), **settings).run()
+
+
+def from_plain(settings: dict[str, Any]) -> Pretraining:
+    """The settings that plain values say, as YAML gives them: groups of options are dictionaries."""
+    groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
+    known: dict[str, list[str]] = {name: [each.name for each in fields(group)] for name, group in groups.items()}
+    known[""] = [each.name for each in fields(Pretraining)]
+    given = {"": list(settings)} | {name: list(settings.get(name, {})) for name in groups}
+    for group, names in given.items():
+        for name in names:
+            if name not in known[group]:
+                close = difflib.get_close_matches(name, known[group], n=1)
+                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[group])}"
+                raise ValueError(f"there is no setting {f'{group}.' if group else ''}{name}: {hint}")
+    return Pretraining(
+        **{name: groups[name](**tuples(value)) if name in groups else value for name, value in settings.items()}
+    )
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:

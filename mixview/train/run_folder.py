@@ -131,7 +131,7 @@ class RunFolder:
     def open(cls, path: str | Path) -> Self:
         """Find a run again, to resume or to read it; it is not locked."""
         path = Path(path)
-        if not (path / "config.yaml").is_file():
+        if not is_run(path):
             what = "does not exist" if not path.exists() else "is not a run of mixview: it has no config.yaml"
             raise RunFolderError(f"{path} {what}; name the --out of an earlier run, or start one without --resume")
         try:
@@ -170,10 +170,13 @@ class RunFolder:
             with self.explained("note the images of"), atomic_write(path) as file:
                 np.savez(file, identities=noted, count=np.array(len(source)))
 
-    def set_status(self, state: State, step: int, epoch: float, message: str = "") -> None:
-        """Say where the run is and how it fares."""
+    def set_status(
+        self, state: State, step: int, epoch: float, message: str = "", cpu_seconds: float | None = None
+    ) -> None:
+        """Say where the run is and how it fares; `cpu_seconds` is what its steps have taken, by default as before."""
+        spent = self.status.get("cpu_seconds", 0.0) if cpu_seconds is None else cpu_seconds
         with self.explained("write the status of"):
-            write_json(self.path / "status.json", describe_status(state, step, epoch, message))
+            write_json(self.path / "status.json", describe_status(state, step, epoch, message, spent))
 
     def check_resumable(
         self, config: dict[str, Any], data: dict[str, Any], may_change: Collection[str] = MAY_CHANGE
@@ -320,6 +323,11 @@ class RunFolder:
             ) from error
 
 
+def is_run(path: str | Path) -> bool:
+    """Whether a folder holds a run."""
+    return (Path(path) / "config.yaml").is_file()
+
+
 def start_or_resume(
     out: str | Path,
     config: dict[str, Any],
@@ -335,7 +343,7 @@ def start_or_resume(
     if process_rank() > 0:
         return None
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-    if not resume and not (restarted and (Path(out) / "config.yaml").is_file()):
+    if not resume and not (restarted and is_run(out)):
         return RunFolder.create(out, config, data)
     folder = RunFolder.open(out)
     folder.lock()
@@ -440,10 +448,12 @@ def encode(record: dict[str, Any]) -> bytes:
     return json.dumps(cleaned, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
 
-def describe_status(state: State, step: int, epoch: float, message: str = "") -> dict[str, Any]:
+def describe_status(
+    state: State, step: int, epoch: float, message: str = "", cpu_seconds: float = 0.0
+) -> dict[str, Any]:
     """The content of status.json, as of now."""
-    updated = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"state": state, "step": step, "epoch": epoch, "message": message, "updated": updated}
+    where = {"state": state, "step": step, "epoch": epoch, "message": message, "cpu_seconds": round(cpu_seconds, 3)}
+    return where | {"updated": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def read_status(path: Path) -> dict[str, Any]:

@@ -5,15 +5,31 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mixview.backbones import Backbone
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v1, moco_v2
-from mixview.mixing import CutMix, Mixer, Mixup, Partner
+from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, mixco, mochi, moco_v1, moco_v2
+from mixview.methods.imix import batch_keys
+from mixview.mixing import CutMix, Either, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
-from mixview.objective import Objective, bsim, mixaug, sim, wbsim
+from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 
-MethodName = Literal["simclr", "mocov1", "mocov2", "byol", "simsiam"]
-ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug"]
+MethodName = Literal["simclr", "mocov1", "mocov2", "byol", "simsiam", "swav", "imix", "imix-moco", "mixco", "mochi"]
+ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
 
-PUBLISHED_MOMENTUM: dict[MethodName, float] = {"mocov1": 0.999, "mocov2": 0.999, "byol": 0.996}
+PUBLISHED_MOMENTUM: dict[MethodName, float] = {
+    "mocov1": 0.999,
+    "mocov2": 0.999,
+    "imix-moco": 0.999,
+    "mixco": 0.999,
+    "mochi": 0.999,
+    "byol": 0.996,
+}
+AUGMENTED_LIKE: dict[MethodName, str] = {
+    "swav": "simclr",
+    "imix": "simclr",
+    "imix-moco": "mocov2",
+    "mixco": "mocov2",
+    "mochi": "mocov2",
+}
+"""Methods that have no augmentation of their own name, and whose they take."""
 
 SHORT = 20_000
 """Optimiser steps below which a momentum encoder must follow faster than the published ones do."""
@@ -23,8 +39,8 @@ SHORT = 20_000
 class Mixing:
     """How views are mixed."""
 
-    mixer: Literal["cutmix", "mixup"] = "cutmix"
-    """CutMix (a box of the other image) or Mixup (a blend)."""
+    mixer: Literal["cutmix", "mixup", "either"] = "cutmix"
+    """CutMix (a box of the other image), Mixup (a blend), or either by chance, batch by batch, as Un-Mix does."""
     alpha: float = 1.0
     """lam ~ Beta(alpha, alpha); 1 is uniform, towards 0 nothing is mixed."""
     per_sample: bool = True
@@ -39,11 +55,15 @@ class Mixing:
     """w2 of WBSIM, of the unmixed term."""
     mix_groups: int = 1
     """Mix within this many parts of each device's batch, as so many devices would."""
+    ramp: tuple[float, float] | None = None
+    """Two shares of training: nothing is mixed before the first, and the partner's part grows until the second."""
 
     def build(self) -> Mixer:
         """The mixer."""
-        make = CutMix if self.mixer == "cutmix" else Mixup
-        return make(self.alpha, self.per_sample, self.partner, self.fold)
+        options = self.alpha, self.per_sample, self.partner, self.fold
+        if self.mixer == "either":
+            return Either(Mixup(*options), CutMix(*options))
+        return CutMix(*options) if self.mixer == "cutmix" else Mixup(*options)
 
 
 @dataclass(frozen=True)
@@ -51,19 +71,29 @@ class Head:
     """What a method adds to the encoder. What is not set is as published, or, where that cannot work, fits the run."""
 
     temperature: float | None = None
-    """Of the contrastive losses: SimCLR 0.1, MoCo v1 0.07, v2 0.2."""
+    """Of the contrastive losses: SimCLR 0.1, MoCo v1 0.07, v2 and relatives 0.2; of SwAV's softmax 0.1."""
     momentum: float | None = None
     """Of the momentum encoder: MoCo 0.999, BYOL 0.996; 0.99 in runs of less than 20,000 steps."""
     queue_size: int | None = None
     """Of MoCo: 65,536, or half of the images where there are fewer."""
     hidden: int | None = None
-    """Width of the hidden layers: SimCLR and MoCo v2 that of the encoder, BYOL 4096, SimSiam 2048."""
+    """Width of the hidden layers: SimCLR and MoCo v2 that of the encoder, BYOL 4096, SimSiam and SwAV 2048."""
     dim: int | None = None
-    """Width of projections: SimCLR and MoCo 128, BYOL 256, SimSiam 2048."""
+    """Width of projections: SimCLR, MoCo and SwAV 128, BYOL 256, SimSiam 2048."""
     symmetric: bool = True
     """SimCLR: anchors from both views; False takes them from the first only, at half the cost of BSIM."""
     other_parent: bool = False
     """MoCo: the other parent's key counts among the negatives."""
+    mix_temperature: float | None = None
+    """MixCo: of the term of the mixtures; 1."""
+    hardest: int | None = None
+    """MoCHi: so many of a query's nearest keys are mixed to negatives; 1024, or a quarter of a shorter queue."""
+    synthetic: tuple[int, int] | None = None
+    """MoCHi: mixtures of two of these, and mixtures of one with the query; as many as these, and an eighth."""
+    synthetic_from: float | None = None
+    """MoCHi: the share of training after which there are any; 0."""
+    prototypes: int | None = None
+    """SwAV: how many; 3000, or as many as there are images in a smaller batch."""
     target: Literal["parents", "interpolated"] = "parents"
     """BYOL: both parents in turn, or one target between them."""
     bn_splits: int = 1
@@ -91,22 +121,52 @@ def build_objective(name: ObjectiveName, mixing: Mixing) -> Objective:
     """The objective of this name under these mixtures."""
     if name == "wbsim":
         return wbsim(mixing.weight, mixing.sim_weight, mixing.build())
+    if name == "unmix":
+        if mixing.per_sample or mixing.partner != "reversal":
+            raise ValueError(
+                "unmix needs one lam a batch and mutual partners: set --mixing.per_sample false and --mixing.partner "
+                "reversal"
+            )
+        return unmix(mixing.build())
     return sim() if name == "sim" else {"bsim": bsim, "mixaug": mixaug}[name](mixing.build())
 
 
-def build_method(name: MethodName, backbone: Backbone, head: Head, *, images: int, steps: int, batch: int) -> Method:
+def build_method(
+    name: MethodName,
+    backbone: Backbone,
+    head: Head,
+    *,
+    images: int,
+    steps: int,
+    batch: int,
+    objective: ObjectiveName = "sim",
+) -> Method:
     """The method of this name around a backbone.
 
     Args:
         images: how many there are to learn from.
         steps: optimiser steps of the whole run.
         batch: images a step.
+        objective: that it is trained under; unmix mixes the method's targets, and so goes around it.
     """
-    encoder, width = backbone.encoder, backbone.feature_dim
     head = head.settle(name, images=images, steps=steps, batch=batch)
-    if name == "simclr":
+    method = build_plain_method(name, backbone, head, steps=steps, batch=batch)
+    return UnMix(method) if objective == "unmix" else method
+
+
+def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, steps: int, batch: int) -> Method:
+    """The method of this name, with a head that is settled."""
+    encoder, width = backbone.encoder, backbone.feature_dim
+    if name in ("simclr", "imix"):
         projector = MLP((width, head.hidden or width, head.dim or 128), last_norm="affine")
+        if name == "imix":
+            return i_mix(encoder, width, projector, head.temperature or 0.2)
         return SimCLR(encoder, width, projector, head.temperature or 0.1, head.symmetric)
+    if name == "swav":
+        dim = head.dim or 128
+        projector = MLP((width, head.hidden or 2048, dim))
+        prototypes = head.prototypes or min(3000, max(2, batch))
+        return SwAV(encoder, width, projector, dim, prototypes, head.temperature or 0.1)
     if name == "byol":
         hidden, dim = head.hidden or 4096, head.dim or 256
         assert head.momentum is not None
@@ -116,17 +176,32 @@ def build_method(name: MethodName, backbone: Backbone, head: Head, *, images: in
         hidden = head.hidden or hidden
         projector = MLP((width, hidden, hidden, dim), last_norm="plain")
         return SimSiam(encoder, width, projector, MLP((dim, max(dim // 4, 1), dim)))
+    return build_moco(name, backbone, head, steps)
+
+
+def build_moco(name: MethodName, backbone: Backbone, head: Head, steps: int) -> Method:
+    """MoCo, or a relative that has its two encoders and its queue."""
     if head.bn_splits > 1:
-        split_batch_norm(encoder, head.bn_splits)
-    make: Callable[..., Method] = {"mocov1": moco_v1, "mocov2": moco_v2}[name]
+        split_batch_norm(backbone.encoder, head.bn_splits)
+    assert head.queue_size is not None
     options: dict[str, Any] = {
         "dim": head.dim or 128,
         "momentum": head.momentum,
         "queue_size": head.queue_size,
         "other_parent": head.other_parent,
     }
-    if name == "mocov2":
+    if name != "mocov1":
         options["hidden"] = head.hidden
     if head.temperature is not None:
         options["temperature"] = head.temperature
-    return make(encoder, width, **options)
+    if name == "imix-moco":
+        options["contrast"] = batch_keys
+    if name == "mixco":
+        options["mix_temperature"] = head.mix_temperature or 1.0
+    if name == "mochi":
+        hardest = head.hardest or min(1024, max(2, head.queue_size // 4))
+        pairs, with_query = head.synthetic or (hardest, hardest // 8)
+        start = round((head.synthetic_from or 0.0) * steps)
+        options |= {"hardest": hardest, "pairs": pairs, "with_query": with_query, "start": start}
+    make: Callable[..., Method] = {"mocov1": moco_v1, "mixco": mixco, "mochi": mochi}.get(name, moco_v2)
+    return make(backbone.encoder, backbone.feature_dim, **options)

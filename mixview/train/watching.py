@@ -60,11 +60,18 @@ class Held:
 
 
 def hold_out(
-    source: Source, data: str, options: dict[str, Any], validation: str | None, share: float, seed: int
+    source: Source,
+    data: str,
+    options: dict[str, Any],
+    validation: str | None,
+    share: float,
+    seed: int,
+    validation_split: str | None = None,
 ) -> tuple[Source, Held | None, str]:
     """What is left to learn from, the labelled images to watch with, and a sentence about them."""
-    if validation is not None:
-        asked = open_source(validation)
+    if validation is not None or validation_split is not None:
+        asked = open_source(validation or data, validation_split, **({} if validation else options))
+        validation = " ".join(each for each in (validation or data, validation_split) if each)
         if asked.labels() is None:
             raise SourceError(f"--validation {validation} has no labels for a k-NN accuracy: leave it out")
         if source.labels() is not None and source.classes == asked.classes:

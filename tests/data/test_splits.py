@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from mixview.data.arrays import Npz
 from mixview.data.files import ClassFolders, Folder
+from mixview.data.opening import open_source
 from mixview.data.source import Objects, Source, SourceError
-from mixview.data.splits import Subset, take_files, take_fraction, take_per_class
+from mixview.data.splits import Subset, parse_range, take_files, take_fraction, take_per_class, take_range
 from mixview.data.voc import Voc
 from tests.data.writing import encode, needs_data, real, refuses, write, write_classes
 
@@ -99,6 +100,31 @@ def test_k_per_class() -> None:
         take_per_class(Table([0] * 50 + [1] * 5), 6)
     with refuses(SourceError, "no labels", "take_fraction"):
         take_per_class(Table(None, names=["a"]), 1)
+
+
+def test_ranges_share_no_image_and_every_one_has_all_classes() -> None:
+    source = Table([0] * 40 + [1] * 20 + [2] * 20)
+    parts = [take_range(source, start, start + 20) for start in (0, 20, 40, 60)]
+    assert sorted(np.concatenate([part.indices for part in parts]).tolist()) == list(range(80))
+    assert all(np.bincount(part.labels()).tolist() == [10, 5, 5] for part in parts)
+    assert take_range(source, None, None).indices.tolist() == list(range(80))
+    assert take_range(source, 60, None).indices.tolist() == parts[3].indices.tolist()
+    unlabelled = Table(None, names=[f"{number}" for number in range(9)])
+    assert len(take_range(unlabelled, None, 4)) == 4
+    for start, stop in ((80, 90), (70, 90), (5, 5)):
+        with pytest.raises(SourceError, match=r"there are no images \d+:\d+ in .*: it has 80"):
+            take_range(source, start, stop)
+
+
+def test_ranges_by_the_name_of_a_split() -> None:
+    assert parse_range("train") == ("train", None)
+    assert parse_range("train[:5]") == ("train", slice(None, 5))
+    assert parse_range("[5:]") == (None, slice(5, None))
+    first, rest = (open_source("scenes", split, count=30, size=16) for split in ("train[:10]", "train[10:]"))
+    names = {part.name(index) for part in (first, rest) for index in range(len(part))}
+    assert (len(first), len(rest), len(names)) == (10, 20, 30)
+    with pytest.raises(SourceError, match=r"'train\[5\]' is no part of a split: write train\[:5000\]"):
+        open_source("scenes", "train[5]")
 
 
 def test_label_sets() -> None:

@@ -19,7 +19,7 @@ from mixview.train.engine import Engine
 from mixview.train.optimisers import Optimizer
 from mixview.train.pretraining import Pretraining
 from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
-from mixview.train.settings import Head
+from mixview.train.settings import Head, Mixing
 from mixview.train.watching import Watch
 from tests.train.running import (
     HEAD,
@@ -224,6 +224,26 @@ def test_a_try_leaves_no_trace(tmp_path: Path) -> None:
     plain = mixview.pretrain(**tiny(tmp_path / "plain", method="mocov2", epochs=1))
     tried = mixview.pretrain(**tiny(tmp_path / "tried", {"estimate": True}, method="mocov2", epochs=1))
     assert_same_runs(plain, tried)
+
+
+def test_mixtures_grow_with_training(tmp_path: Path) -> None:
+    def losses(name: str, objective: str, ramp: tuple[float, float] | None) -> list[float]:
+        mixing = Mixing(ramp=ramp)
+        out = mixview.pretrain(**tiny(tmp_path / name, method="mocov2", objective=objective, mixing=mixing))
+        return [record["loss"] for record in read_metrics(out)]
+
+    plain, mixed = losses("sim", "sim", None), losses("bsim", "bsim", None)
+    grown = losses("grown", "bsim", (0.5, 0.5))  # 8 steps: the first four mix nothing
+    assert grown[:4] == plain[:4] != mixed[:4]
+    assert grown[4] != plain[4]
+
+
+@pytest.mark.parametrize("objective", ["wbsim", "unmix"])
+@pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav"])
+def test_relatives_train_and_go_on(method: Any, objective: Any, tmp_path: Path) -> None:
+    options = {"method": method, "objective": objective, "mixing": Mixing(per_sample=False), "epochs": 1}
+    run = mixview.pretrain(**tiny(tmp_path / "run", **options))
+    assert RunFolder.open(mixview.resume(run, epochs=2)).status["step"] == 8
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -1,10 +1,12 @@
+from typing import get_args
+
 import pytest
 import torch
 
 from mixview.backbones import build
 from mixview.methods import BYOL, MoCo, SimCLR, SimSiam
 from mixview.nn import SplitBatchNorm2d
-from mixview.train.settings import Head, Mixing, build_method, build_objective
+from mixview.train.settings import Head, MethodName, Mixing, build_method, build_objective
 
 PUBLISHED = Head()
 
@@ -51,7 +53,7 @@ def test_what_is_set_is_set() -> None:
     assert not make("simclr", Head(symmetric=False)).symmetric
 
 
-@pytest.mark.parametrize("name", ["simclr", "mocov1", "mocov2", "byol", "simsiam"])
+@pytest.mark.parametrize("name", get_args(MethodName))
 def test_every_method_takes_a_small_encoder(name: str) -> None:
     method = make(name, Head(hidden=8, dim=8))
     assert method.online(torch.rand(4, 3, 16, 16)).shape == (4, 8)

@@ -22,6 +22,17 @@ def test_a_part_of_its_own_asks_the_questions(tmp_path) -> None:
     assert "5 images of the val part" in words
 
 
+def test_a_part_by_name_asks_the_questions(tmp_path) -> None:
+    write_classes(tmp_path / "train", {"cat": 6, "dog": 6})
+    write_classes(tmp_path / "val", {"cat": 2, "dog": 3})
+    source = open_source(tmp_path, "train[:8]")
+    left, held, words = hold_out(source, str(tmp_path), {}, None, 0.1, 0, "train[8:]")
+    assert left is source
+    assert held is not None
+    assert (len(held.memory), len(held.questions)) == (8, 4)
+    assert f"4 questions from {tmp_path} train[8:]" in words
+
+
 def test_without_one_some_images_are_held_out(tmp_path) -> None:
     write_classes(tmp_path, {"cat": 10, "dog": 10})
     source = open_source(tmp_path)

@@ -17,6 +17,7 @@ from mixview.data.source import Pixels, Source
 from mixview.evaluate.encoders import Subject, load
 from mixview.report.runs import Run, read_run, short_names
 from mixview.report.showing import held_out, open_data
+from mixview.train.run_folder import is_run
 
 # Those of the page (see page/data.js): apart to most colour-blind eyes, in print and on a screen.
 COLOURS = ("#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3")
@@ -90,7 +91,7 @@ def bare_map(axes: Axes, title: str) -> None:
 
 def open_images(place: str, split: str | None = None) -> Source:
     """The images at a path or of a name; of a run's folder, those that it held out."""
-    if (Path(place) / "config.yaml").is_file():
+    if is_run(place):
         run = read_run(Path(place))
         return held_out(run, open_data(run))[0]
     return open_source(place, split)
@@ -102,7 +103,7 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
         raise ValueError("this figure is of runs: name their folders, such as runs/sim runs/bsim")
     paths = [Path(folder) for folder in folders]
     for path in paths:
-        if not (path / "config.yaml").is_file():
+        if not is_run(path):
             raise ValueError(f"{path} is not a run of mixview: name the --out of mixview pretrain")
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 

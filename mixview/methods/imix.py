@@ -1,0 +1,74 @@
+"""i-Mix (Lee et al., 2021): every image of a batch is a class of its own, and a mixture has the labels of its parents.
+
+    method = i_mix(encoder, feature_dim)                                    # on the N-pair loss, i-Mix's own setting
+    objective = bsim(Mixup(per_sample=True, partner="permutation", fold=True))
+
+On MoCo it is `moco_v2(encoder, feature_dim, contrast=batch_keys)`. On BYOL, where it regresses
+`lam z_i + (1 - lam) z_j` without normalising it, its gradient is that of Eq. 4: what `BYOL` does by itself.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mixview.distributed import gather, gather_mixture, own_rows
+from mixview.losses import check_temperature, unit
+from mixview.methods.simclr import SimCLR
+from mixview.mixing import Mixture
+
+
+def virtual_labels(
+    query: Tensor,
+    keys: Tensor,
+    mixture: Mixture,
+    temperature: float,
+    *,
+    queue: Tensor | None = None,
+    rows: slice | None = None,
+) -> Tensor:
+    """i-Mix's loss: a query is told from all keys of the batch (and the queue); its label is lam at its own image and
+    1 - lam at its partner. Mean over the queries.
+
+    Args:
+        query: [n, D] queries of the mixtures.
+        keys: [N, D] keys of the unmixed views of the whole batch.
+        mixture: of these N images.
+        temperature: tau.
+        queue: [K, D] further negatives.
+        rows: which of the N images the queries are of; all by default.
+    """
+    check_temperature(temperature)
+    rows = slice(None) if rows is None else rows
+    own = torch.arange(len(keys), device=keys.device)[rows]
+    if len(query) != len(own) or len(keys) != len(mixture) or query.shape[1:] != keys.shape[1:]:
+        raise ValueError(
+            f"queries {list(query.shape)} do not fit keys {list(keys.shape)} of a mixture of {len(mixture)} images"
+        )
+    with torch.autocast(query.device.type, enabled=False):
+        q, k = unit(query), unit(keys)
+        logits = q @ k.T.to(q.dtype) / temperature
+        denominator = logits
+        if queue is not None:
+            denominator = torch.cat([logits, q @ unit(queue).T.to(q.dtype) / temperature], dim=1)
+        lam = mixture.lam[rows].to(q.dtype)
+        first = logits.gather(1, own.unsqueeze(1)).squeeze(1)
+        second = logits.gather(1, mixture.partner[rows].unsqueeze(1)).squeeze(1)
+        return (torch.logsumexp(denominator, dim=1) - lam * first - (1 - lam) * second).mean()
+
+
+def n_pair(
+    mixed_z: Tensor, plain_z: Tensor, mixture: Mixture, temperature: float, *, rows: slice | None = None
+) -> Tensor:
+    """The N-pair loss under a mixture, in the place of `nt_xent`: no other anchor is among the negatives."""
+    own = slice(None) if rows is None else rows
+    return virtual_labels(mixed_z[own], plain_z, mixture, temperature, rows=rows)
+
+
+def batch_keys(q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int) -> Tensor:
+    """i-Mix on MoCo: the keys of all processes' batches are told from each other, and from the queue."""
+    rows = own_rows(len(mixture))
+    return virtual_labels(q, gather(keys), gather_mixture(mixture), temperature, queue=queue, rows=rows)
+
+
+def i_mix(encoder: nn.Module, feature_dim: int, projector: nn.Module | None = None, temperature: float = 0.2) -> SimCLR:
+    """i-Mix on the N-pair loss: anchors from the first view, targets from the second. Encoder passes 2 / 2 / 3."""
+    return SimCLR(encoder, feature_dim, projector, temperature, symmetric=False, contrast=n_pair)

@@ -1,0 +1,75 @@
+"""Un-Mix (Shen et al., 2022): the targets are mixed, the anchors are not. Around any method.
+
+    method = UnMix(moco_v2(encoder, feature_dim))
+    objective = unmix()                      # the method's own loss, and that of the mixtures: CutMix or Mixup
+
+With mixtures `m_k = lam x_k'' + (1 - lam) x_p(k)''` of the second view and partners that are mutual (p(p(i)) = i),
+image i is in two of them, by lam in m_i and by 1 - lam in m_p(i), and its loss is
+
+    lam D(x_i', m_i) + (1 - lam) D(x_i', m_p(i))
+
+which has the form of BSIM with the sides exchanged. (BSIM's paper calls this "mixture to mixture", after an earlier
+version that compared two mixtures as they were.) A method that sums over both views does both: the mixtures are its
+targets once and its anchors once.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from torch import Tensor, nn
+
+from mixview.methods.method import Method, Targets, Views, check_views, unmixed_first
+from mixview.mixing import Mixture, unmixed
+from mixview.nn import Projected
+from mixview.objective import Term
+
+
+@final
+class UnMix(Method):
+    """A method whose mixed terms mix the second view and leave the first alone.
+
+    Mixtures need one lam a batch and reversed partners, as published: another lam, or a partner that is not mutual,
+    would put other shares of an image into its targets than the loss says.
+
+    Args:
+        method: SimCLR, MoCo, BYOL, SimSiam, SwAV …; what follows by itself (EMA, queue) goes by the unmixed targets.
+    """
+
+    separable: ClassVar[bool] = False  # the terms of one step have different targets: one call keeps them apart
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        if isinstance(method, UnMix):
+            raise TypeError("this method mixes its targets already: UnMix goes around it once")
+        self.method = method
+
+    @property
+    def online(self) -> Projected:  # type: ignore[override]
+        """The inner method's."""
+        return self.method.online
+
+    @property
+    def predictor(self) -> nn.Module | None:
+        """The inner method's, where it has one."""
+        found = getattr(self.method, "predictor", None)
+        return found if isinstance(found, nn.Module) else None
+
+    def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        check_views(views)
+        first, second = views
+        ordered = unmixed_first(terms)
+        plain = [term for term in ordered if term.mixture.is_identity]
+        loss = first.new_zeros(())
+        kept = targets
+        if plain:
+            loss, kept = self.method(views, plain, targets)
+        for weight, mixture in ordered[len(plain) :]:
+            swapped = Mixture(mixture.partner, mixture.lam, unmixed)
+            mixed, made = self.method((first, mixture(second)), [Term(weight, swapped)])
+            loss = loss + mixed
+            kept = made if kept is None else kept
+        return loss, kept
+
+    def advance(self, *targets: Targets, progress: float) -> None:
+        """What follows in the inner method follows."""
+        self.method.advance(*targets, progress=progress)

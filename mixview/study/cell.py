@@ -1,0 +1,139 @@
+"""One cell, in a process of its own: pretrain or go on with it, judge, write the result.
+
+python -m mixview.study.cell CELL.json RUN_FOLDER RESULT.json
+"""
+
+import dataclasses
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation
+from mixview.study import results
+from mixview.study.grid import Cell
+from mixview.study.passes import Passes
+from mixview.train.launching import end_when_orphaned
+from mixview.train.run_folder import RunFolder, describe_environment, is_run, read_metrics
+
+INTERRUPTED = 75
+"""The exit code of a cell that was stopped in good order and goes on next time (sysexits' "try again")."""
+
+SIGNS = ("std", "effective_rank", "alignment", "uniformity")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cell that a file describes."""
+    end_when_orphaned()
+    torch.set_num_threads(1)
+    description, run, result = (Path(each) for each in arguments)
+    cell = from_json(description.read_text(encoding="utf-8"))
+    if cell.encoder is None and not pretrain(cell, run):
+        return INTERRUPTED
+    results.save(judge(cell, run), result)
+    return 0
+
+
+def to_json(cell: Cell) -> str:
+    """A cell for another process."""
+    return json.dumps(dataclasses.asdict(cell))
+
+
+def from_json(text: str) -> Cell:
+    """The cell that `to_json` wrote."""
+    content = json.loads(text)
+    return Cell(**(content | {"passes": Passes(*content["passes"])}))
+
+
+def pretrain(cell: Cell, run: Path) -> bool:
+    """Train to the end, from where an earlier process left off; False when it was stopped before."""
+    if is_run(run) and RunFolder.open(run).status.get("state") == "finished":
+        return True
+    if run.exists() and not is_run(run):
+        shutil.rmtree(run)  # killed before it was a run
+    dataclasses.replace(cell.pretraining, out=str(run), resume=is_run(run)).run()
+    return RunFolder.open(run).status.get("state") == "finished"
+
+
+def judge(cell: Cell, run: Path) -> results.CellResult:
+    """Judge the encoder by everything that the cell asks for."""
+    began = time.process_time()
+    metrics: dict[str, float] = {}
+    protocols: dict[str, str] = {}
+    warnings: dict[str, None] = {}
+    opened: dict[str, Case] = {}
+    for column, judgement in cell.evaluate.items():
+        metric = judgement["metric"]
+        evaluation = build(cell, run, judgement)
+        images = {each: getattr(evaluation, each) for each in ("data", "train", "test", "test_data", "data_options")}
+        shown = json.dumps(images, sort_keys=True)
+        if shown not in opened:
+            opened[shown] = evaluation.open()
+        result = evaluation.result(opened[shown])
+        if metric not in result.metrics:
+            raise ValueError(f"{column}: {evaluation.protocol} has no {metric!r}: it has {', '.join(result.metrics)}")
+        metrics[column] = round(result.metrics[metric], 4)
+        protocols[column] = f"{metric}; {result.words} On {result.data}."
+        warnings |= dict.fromkeys(result.warnings)
+    judging = time.process_time() - began
+    training = {} if cell.encoder is not None else of_training(run)
+    environment = describe_environment()
+    return results.CellResult(
+        name=cell.name,
+        data=cell.data,
+        method=cell.method,
+        knob=cell.knob,
+        objective=cell.objective,
+        seed=cell.seed,
+        metrics=metrics,
+        evaluate=cell.evaluate,
+        passes=(cell.passes.with_gradient, cell.passes.without),
+        judging_seconds=round(judging, 2),
+        protocols=protocols,
+        warnings=list(warnings),
+        settings=cell.resolved(),
+        versions=environment["versions"],
+        cpu=environment["cpu"]["name"],
+        **training,
+    )
+
+
+def build(cell: Cell, run: Path, judgement: dict[str, Any]) -> Evaluation:
+    """The evaluation that a column asks for."""
+    known = {each.protocol: each for each in PROTOCOLS}
+    name = judgement["protocol"]
+    if name not in known:
+        raise ValueError(f"there is no protocol {name!r} to judge by: there are {', '.join(known)}")
+    options = {key: value for key, value in judgement.items() if key not in ("protocol", "metric")}
+    chosen: dict[str, Any] = {"seed": cell.seed, "workers": 0, **cell.labelled}
+    if cell.encoder is None:
+        chosen["encoder"] = str(run)
+    else:
+        chosen["encoder"] = cell.encoder
+        chosen |= {key: cell.settings[key] for key in ("size", "channels") if key in cell.settings}
+        if cell.encoder == "random":
+            chosen["backbone"] = cell.settings["backbone"]
+    return known[name](**(chosen | options))
+
+
+def of_training(run: Path) -> dict[str, Any]:
+    """What the run's folder says of its training."""
+    folder = RunFolder.open(run)
+    status, looks = folder.status, [record for record in read_metrics(run) if "std" in record or "knn" in record]
+    last = looks[-1] if looks else {}
+    return {
+        "steps": status["step"],
+        "images_seen": status["step"] * int(folder.config["batch"]),
+        "cpu_seconds": status["cpu_seconds"],
+        "curve": [(record["step"], round(100 * record["knn"], 2)) for record in looks if record.get("knn") is not None],
+        "signs": {name: last[name] for name in SIGNS if last.get(name) is not None},
+        "images": folder.data,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,132 @@
+"""`mixview study …`: run a study, or go on with it; show what is there; list the studies that have a name."""
+
+import os
+from pathlib import Path
+
+import yaml  # type: ignore[import-untyped, unused-ignore]
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from mixview.atomic import atomic_write
+from mixview.study import grid, plots, results, tables
+from mixview.study.estimate import Estimate
+from mixview.study.running import Runner
+from mixview.train.progress import duration
+from mixview.train.stopping import seconds_of
+
+TEXT = "study.yaml"
+"""In a study's folder of results: what the study said when it was run last."""
+
+
+def run(
+    study: str,
+    data: Path | None = None,
+    out: Path = Path("study"),
+    runs: Path = Path("runs/study"),
+    cores: int = 1,
+    max_time: str | None = None,
+    keep_runs: bool = False,
+    dry_run: bool = False,
+    seeds: list[int] | None = None,
+) -> None:
+    """Run the cells of a study that are not done yet, several at a time; then write tables and pictures.
+
+    Args:
+        study: its name (`mixview study list`), or a YAML file of yours.
+        data: the folder of data sets that names such as cifar10 are found in; by default what MIXVIEW_DATA says.
+        out: the folder of results: one small file a cell, tables, pictures.
+        runs: where the runs go, which are large: each is removed once it is judged.
+        cores: cells that run at a time, each on one core.
+        max_time: stop in good order after this time: 45m, 1h30m; the same command goes on.
+        keep_runs: keep the folders of the runs.
+        dry_run: only list the cells, which of them are done, and what the rest will cost.
+        seeds: run these seeds of the study only.
+    """
+    if data is not None:
+        os.environ["MIXVIEW_DATA"] = str(data.resolve())
+    whole = grid.read(study)
+    chosen = whole if seeds is None else only_seeds(whole, seeds)
+    if dry_run:
+        list_cells(chosen, out)
+        return
+    limit = seconds_of(max_time)
+    folder = out / whole.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_write(folder / TEXT) as file:
+        file.write(yaml.safe_dump(whole.text, sort_keys=False, allow_unicode=True).encode())
+    try:
+        complete = Runner(chosen, out, runs, cores, keep_runs, limit).run()
+    finally:
+        written = write_report(out)
+    print(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {written}")
+
+
+def only_seeds(study: grid.Study, seeds: list[int]) -> grid.Study:
+    """The study with the cells of these seeds alone."""
+    known = {cell.seed for cell in study.cells}
+    if strange := sorted(set(seeds) - known):
+        raise ValueError(f"{study.name} has no seed {strange[0]}: it has {', '.join(map(str, sorted(known)))}")
+    cells = tuple(cell for cell in study.cells if cell.seed in seeds)
+    return grid.Study(study.name, study.text, cells, study.baseline, study.about)
+
+
+def list_cells(study: grid.Study, out: Path) -> None:
+    """Every cell, whether it is done, and its cost."""
+    done = results.found(study.cells, out)
+    estimate = Estimate(study.cells, done.values())
+    table = Table("cell", "epochs", "passes with, without gradient", "core time", box=None, padding=(0, 2, 0, 0))
+    for cell in study.cells:
+        cost = "done" if cell.name in done else duration(estimate.seconds([cell]))
+        epochs = str(cell.epochs) if cell.encoder is None else cell.encoder
+        table.add_row(cell.name, epochs, f"{cell.passes.with_gradient}, {cell.passes.without}", cost)
+    Console(highlight=False).print(table)
+    todo = [cell for cell in study.cells if cell.name not in done]
+    print(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
+
+
+def show(folder: Path) -> None:
+    """Write the tables and pictures of all studies in a folder anew from their results, and print the tables.
+
+    Args:
+        folder: the --out of the studies.
+    """
+    written = write_report(folder)
+    console = Console()
+    text = written.read_text(encoding="utf-8")
+    if console.is_terminal:
+        console.print(Markdown(text))
+    else:
+        print(text)
+    print(f"wrote {written}")
+
+
+def list_studies() -> None:
+    """The studies that have a name: what they ask, their size and what they cost."""
+    table = Table("study", "what", "cells", "cost", box=None, padding=(0, 2, 0, 0))
+    for name in grid.names():
+        study = grid.read(name)
+        table.add_row(name, study.about.get("what", ""), str(len(study.cells)), study.about.get("cost", ""))
+    Console(highlight=False).print(table)
+
+
+def write_report(out: Path) -> Path:
+    """Tables of every study that has results in this folder, with their pictures: results.md."""
+    folders = sorted(path.parent for path in out.glob(f"*/{TEXT}"))
+    if not folders:
+        raise ValueError(
+            f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
+        )
+    parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", ""]
+    for folder in folders:
+        text = yaml.safe_load((folder / TEXT).read_text(encoding="utf-8"))
+        study = grid.expand(folder.name, text)
+        found = results.found(study.cells, out)
+        parts.append(tables.render(study, found))
+        for picture in plots.draw(study, found, folder):
+            kind = "while training" if picture.stem.endswith("training") else "at the end of training"
+            parts += [f"![{study.name}: accuracy {kind}]({picture.relative_to(out).as_posix()})", ""]
+    path = out / "results.md"
+    with atomic_write(path) as file:
+        file.write("\n".join(parts).rstrip().encode() + b"\n")
+    return path

@@ -1,0 +1,121 @@
+"""What a cell found: one small JSON each, to be kept and committed while the runs themselves can go.
+
+A result counts for a cell as long as the settings that both know agree: an option that mixview gets later does not make
+it stale, a setting or a default that has changed does.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mixview.atomic import atomic_write
+from mixview.study.grid import Cell
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """One cell, run and judged."""
+
+    name: str
+    """Of the cell: its label and a hash of its settings."""
+    data: str
+    method: str
+    knob: str
+    objective: str
+    seed: int
+    metrics: dict[str, float]
+    """By column, in per cent."""
+    evaluate: dict[str, dict[str, Any]]
+    """By column: protocol, metric and options."""
+    steps: int = 0
+    images_seen: int = 0
+    """Over all steps, each image as often as it was seen."""
+    passes: tuple[int, int] = (0, 0)
+    """Encoder passes a step, with a gradient and without."""
+    cpu_seconds: float = 0.0
+    """Processor time of the training steps."""
+    judging_seconds: float = 0.0
+    """Processor time of all judgements."""
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    """(step, k-NN accuracy in per cent) while it trained."""
+    signs: dict[str, float] = field(default_factory=dict)
+    """The last look's signs of collapse: standard deviation, effective rank …"""
+    protocols: dict[str, str] = field(default_factory=dict)
+    """How each column was measured, in words."""
+    warnings: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Resolved, under dotted names."""
+    images: dict[str, Any] = field(default_factory=dict)
+    """What it was trained on: fingerprint, count."""
+    versions: dict[str, Any] = field(default_factory=dict)
+    cpu: str = ""
+    made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        return self.data, self.method, self.knob
+
+    @property
+    def work(self) -> float:
+        """Forward passes of one image, a step backward counted as two: the compute that does not depend on the day."""
+        return (3 * self.passes[0] + self.passes[1]) * float(self.images_seen)
+
+
+def path_of(cell: Cell, out: Path) -> Path:
+    """Where the result of a cell is kept."""
+    return out / cell.study / f"{cell.name}.json"
+
+
+def save(result: CellResult, path: Path) -> None:
+    """Write a result, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file:
+        file.write(json.dumps({"version": FORMAT, **asdict(result)}, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def load(path: Path) -> CellResult:
+    """The result in a file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("version") > FORMAT:
+            raise ValueError("it was written by a later mixview")
+        content["passes"] = tuple(content["passes"])
+        content["curve"] = [(int(step), float(value)) for step, value in content["curve"]]
+        return CellResult(**content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the result {path} cannot be read ({error}): remove it, and run its study again") from None
+
+
+def find(cell: Cell, out: Path) -> CellResult | None:
+    """The result of a cell, of its own study or another's, if it is still of its settings and has all its columns."""
+    candidates = [path_of(cell, out), *sorted(out.glob(f"*/*-{cell.key}.json"))]
+    for path in dict.fromkeys(candidates):
+        if path.is_file() and fits(result := load(path), cell):
+            return replace(
+                result,
+                name=cell.name,
+                data=cell.data,
+                method=cell.method,
+                knob=cell.knob,
+                objective=cell.objective,
+            )
+    return None
+
+
+def fits(result: CellResult, cell: Cell) -> bool:
+    """Whether a result is of the settings that a cell has now, and judged by all that it asks for."""
+    now = json.loads(json.dumps(cell.resolved()))
+    changed = [name for name, value in result.settings.items() if now.get(name) != value]
+    judged = all(result.evaluate.get(column) == judgement for column, judgement in cell.evaluate.items())
+    return not changed and judged
+
+
+def found(cells: Iterable[Cell], out: Path) -> dict[str, CellResult]:
+    """The results that there are, by the name of their cell, under the labels that the study gives them."""
+    pairs = ((cell, find(cell, out)) for cell in cells)
+    return {cell.name: result for cell, result in pairs if result is not None}

@@ -1,0 +1,65 @@
+"""Means over seeds, and differences of what was run with the same seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scipy.stats import t as student
+
+
+class Mean(NamedTuple):
+    """Of one figure over seeds."""
+
+    mean: float
+    std: float | None
+    """With n - 1; None of a single seed."""
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if self.std is None else f"{self.mean:.1f} ± {self.std:.1f}"
+
+
+class Difference(NamedTuple):
+    """Of one figure between two cells, seed by seed."""
+
+    mean: float
+    low: float | None
+    """Of the 95 % interval of the mean, by Student's t; None of a single pair."""
+    high: float | None
+    pairs: int
+    """Seeds that both cells have."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:+.1f}"
+        text = f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+        return f"**{text}**" if self.sure else text
+
+
+def summarise(values: Sequence[float]) -> Mean:
+    """Mean and standard deviation."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Mean(statistics.fmean(values), std, len(values))
+
+
+def compare(ours: Mapping[int, float], theirs: Mapping[int, float], level: float = 0.95) -> Difference | None:
+    """Ours less theirs over the seeds that both have; None when there are none.
+
+    Args:
+        ours: a figure by seed.
+        theirs: the same figure of what it is compared with.
+        level: of the interval.
+    """
+    pairs = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    if not pairs:
+        return None
+    mean, std, count = summarise(pairs)
+    if std is None:
+        return Difference(mean, None, None, count)
+    half = float(student.ppf((1 + level) / 2, count - 1)) * std / count**0.5
+    return Difference(mean, mean - half, mean + half, count)

@@ -1,0 +1,263 @@
+"""i-Mix, MixCo, MoCHi, SwAV, Un-Mix: against their papers' equations as loops, and that they combine with the rest."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mixview import CutMix, Either, Identity, Mixture, Mixup, bsim, mixture_generators, sim, unmix, wbsim
+from mixview.losses import info_nce, regression
+from mixview.methods import UnMix, backward, moco_v2
+from mixview.methods.imix import batch_keys, n_pair, virtual_labels
+from mixview.methods.mixco import semi_positive
+from mixview.methods.mochi import HardNegatives
+from mixview.methods.swav import sinkhorn, swapped_prediction
+from mixview.train.settings import Mixing, build_objective
+from tests import reference
+from tests.networks import METHODS, OBJECTIVES, RELATIVES, WIDTH, encoder
+from tests.test_host_sync import put_on_fake_cuda
+from tests.test_losses import any_mixture, assert_same_value_and_gradient, features, mixtures
+from tests.test_methods import two_views
+
+seeds = st.integers(0, 10**6)
+
+
+def make(name: str, norm: bool = True):
+    torch.manual_seed(0)
+    return (METHODS | RELATIVES)[name](norm)
+
+
+# --- against the equations --------------------------------------------------------------------------------------------
+
+
+@given(mixture=mixtures, k=st.integers(0, 5), tau=st.floats(0.05, 2), seed=seeds)
+@settings(max_examples=40, deadline=None)
+def test_virtual_labels_are_i_mix(mixture: Mixture, k: int, tau: float, seed: int) -> None:
+    n, queue = len(mixture), features(k, 4, seed + 2) if k else None
+    assert_same_value_and_gradient(
+        lambda q, key: virtual_labels(q, key, mixture, tau, queue=queue),
+        lambda q, key: reference.virtual_labels(q, key, mixture, tau, queue),
+        features(n, 4, seed),
+        features(n, 4, seed + 1),
+    )
+
+
+def test_i_mix_without_a_mixture_is_the_n_pair_loss() -> None:
+    query, keys = features(6, 4, 0), features(6, 4, 1)
+    cosines = torch.nn.functional.normalize(query) @ torch.nn.functional.normalize(keys).T
+    expected = torch.nn.functional.cross_entropy(cosines / 0.2, torch.arange(6))
+    plain = Identity().draw(torch.zeros(6, 3, 4, 4))
+    torch.testing.assert_close(n_pair(query, keys, plain, 0.2), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_i_mix_on_byol_has_the_gradient_of_equation_4() -> None:
+    mixture, target = any_mixture(5, 0, "any", "permutation"), torch.nn.functional.normalize(features(5, 4, 1))
+
+    def squared(prediction):
+        between = mixture.lam.unsqueeze(1) * target + (1 - mixture.lam.unsqueeze(1)) * target[mixture.partner]
+        return (torch.nn.functional.normalize(prediction) - between).pow(2).sum(1).mean()
+
+    prediction = features(5, 4, 0).requires_grad_()
+    (ours,) = torch.autograd.grad(regression(prediction, target, mixture), prediction)
+    (theirs,) = torch.autograd.grad(squared(prediction), prediction)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_mixco_is_moco_and_semi_positive_pairs_at_a_temperature_of_their_own() -> None:
+    query, keys, queue = features(6, 4, 0), features(6, 4, 1), features(9, 4, 2)
+    mixture, plain = any_mixture(6, 0, "any", "permutation"), Identity().draw(torch.zeros(6, 3, 4, 4))
+    mixed = semi_positive(0.9, query, keys, queue, mixture, 0.2, 0)
+    torch.testing.assert_close(
+        mixed, reference.virtual_labels(query, keys, mixture, 0.9, queue), rtol=1e-10, atol=1e-10
+    )
+    unmixed = semi_positive(0.9, query, keys, queue, plain, 0.2, 0)
+    assert torch.equal(unmixed, info_nce(query, keys, queue, plain, 0.2))
+
+
+@given(mixture=mixtures, seed=seeds, tau=st.floats(0.05, 2))
+@settings(max_examples=25, deadline=None)
+def test_mochi_mixes_the_hardest_negatives(mixture: Mixture, seed: int, tau: float) -> None:
+    n, queue = len(mixture), features(9, 4, seed + 2)
+    hard = HardNegatives(hardest=5, pairs=4, with_query=3)
+    drawn = hard.draw(n, torch.Generator().manual_seed(seed))
+    hard.draw = lambda count, generator: drawn  # type: ignore[method-assign]
+    assert_same_value_and_gradient(
+        lambda q, key: hard(q, key, queue, mixture, tau, 0),
+        lambda q, key: reference.mochi(q, key, queue, mixture, tau, 5, drawn),
+        features(n, 4, seed),
+        features(n, 4, seed + 1),
+    )
+
+
+def test_mochis_draws() -> None:
+    first, second, a, third, b = HardNegatives(3, 200, 100).draw(4, torch.Generator().manual_seed(0))
+    assert (first != second).all()
+    assert {*first.flatten().tolist()} == {*second.flatten().tolist()} == {*third.flatten().tolist()} == {0, 1, 2}
+    assert 0 <= a.min() < 0.1
+    assert 0.9 < a.max() <= 1
+    assert 0.45 < b.max() <= 0.5
+    query, keys, queue = features(4, 4, 0), features(4, 4, 1), features(9, 4, 2)
+    plain = Identity().draw(torch.zeros(4, 3, 4, 4))
+    hard = HardNegatives(3, 4, 2, start=5)
+    assert torch.equal(hard(query, keys, queue, plain, 0.2, 4), info_nce(query, keys, queue, plain, 0.2))
+    later = [hard(query, keys, queue, plain, 0.2, step) for step in (5, 6, 5)]
+    assert later[0] > info_nce(query, keys, queue, plain, 0.2)  # more negatives
+    assert later[0] == later[2] != later[1]
+    with pytest.raises(ValueError, match="10 hardest negatives of a queue of 9: choose fewer"):
+        HardNegatives(10, 4, 2)(query, keys, queue, plain, 0.2, 0)
+    with pytest.raises(ValueError, match="at least 2 hardest"):
+        HardNegatives(1)
+
+
+@given(n=st.integers(2, 9), k=st.integers(2, 6), seed=seeds, iterations=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_sinkhorn_is_swavs(n: int, k: int, seed: int, iterations: int) -> None:
+    scores = torch.rand(n, k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+    ours, theirs = sinkhorn(scores, 0.05, iterations), reference.sinkhorn(scores, 0.05, iterations)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_sinkhorn_balances_and_does_not_overflow() -> None:
+    scores = torch.rand(40, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    codes = sinkhorn(scores, 0.05, 200)
+    torch.testing.assert_close(codes.sum(1), torch.ones(40), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(codes.sum(0), torch.full((8,), 5.0), rtol=1e-3, atol=1e-3)
+    assert torch.isfinite(sinkhorn(scores * 10, 0.001)).all()
+
+
+@given(mixture=mixtures, seed=seeds, tau=st.floats(0.05, 2))
+@settings(max_examples=25, deadline=None)
+def test_swapped_prediction_is_swavs(mixture: Mixture, seed: int, tau: float) -> None:
+    n = len(mixture)
+    codes = torch.softmax(features(n, 5, seed + 1), dim=1)
+    assert_same_value_and_gradient(
+        lambda scores: swapped_prediction(scores, codes, mixture, tau),
+        lambda scores: reference.swapped_prediction(scores, codes, mixture, tau),
+        features(n, 5, seed) / 10,
+    )
+
+
+def test_swav_keeps_its_prototypes_at_length_one_and_its_codes_without_gradient() -> None:
+    method, views = make("swav"), two_views()
+    optimizer = torch.optim.SGD(method.parameters(), lr=1.0)
+    loss, targets = backward(method, views, sim().draw(views[0], mixture_generators(0, 0)))
+    assert not any(code.requires_grad for code in targets)
+    optimizer.step()
+    assert not torch.allclose(method.prototypes.weight.norm(dim=1), torch.ones(4))
+    method.advance(targets, progress=0.1)
+    torch.testing.assert_close(method.prototypes.weight.norm(dim=1), torch.ones(4))
+    assert torch.isfinite(loss)
+
+
+def test_unmix_compares_unmixed_queries_with_mixed_keys() -> None:
+    """The published listing: loss + lam loss(x, mixture) + (1 - lam) loss(x, mixture reversed), on MoCo."""
+    method, views = make("unmix-moco").double(), two_views(dtype=torch.float64)
+    mixed, plain = unmix(Mixup()).draw(views[0], mixture_generators(0, 0))
+    moco, lam = copy.deepcopy(method.method), float(mixed.mixture.lam[0])
+    loss, keys = method(views, [mixed, plain])
+
+    q, mixture = moco.online(views[0]), mixed.mixture(views[1])
+    torch.testing.assert_close(keys, moco.encode_keys(views[1]))
+    expected = torch.zeros((), dtype=torch.float64)
+    for weight, images in ((1.0, views[1]), (lam, mixture), (1 - lam, mixture.flip(0))):
+        k = torch.nn.functional.normalize(moco.target(images))
+        for i in range(len(q)):
+            positive = torch.exp(reference.cosine(q[i], k[i]) / 0.2)
+            negatives = sum(torch.exp(reference.cosine(q[i], n) / 0.2) for n in moco.queue.keys)
+            expected = expected - weight * torch.log(positive / (positive + negatives)) / len(q)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_unmix_with_nothing_mixed_is_twice_the_method() -> None:
+    for name in ("moco-v2", "byol", "simclr", "simsiam"):
+        views = two_views(dtype=torch.float64)
+        method = make(name).double()
+        alone, _ = copy.deepcopy(method)(views, sim().draw(views[0], mixture_generators(0, 0)))
+        mixer = CutMix()
+        both = [
+            (1.0, mixer.draw(views[0], torch.Generator().manual_seed(0), lam=1.0)),
+            (1.0, Identity().draw(views[0])),
+        ]
+        loss, _ = UnMix(method)(views, both)
+        torch.testing.assert_close(loss, 2 * alone, rtol=1e-10, atol=1e-10)
+    with pytest.raises(TypeError, match="mixes its targets already"):
+        UnMix(UnMix(method))
+
+
+def test_unmix_refuses_mixtures_that_it_cannot_swap() -> None:
+    with pytest.raises(ValueError, match="unmix needs one lam a batch and mutual partners"):
+        build_objective("unmix", Mixing())
+    objective = build_objective("unmix", Mixing(mixer="either", per_sample=False))
+    assert repr(objective).startswith("Objective([(1, Either(Mixup(")
+
+
+def test_either_takes_both() -> None:
+    mixer = Either(Mixup(), CutMix(), p=0.5)
+    images = torch.rand(4, 3, 8, 8)
+    drawn = [type(mixer.draw(images, mixture_generators(0, step)).pixels).__name__ for step in range(40)]
+    assert 8 < drawn.count("Blend") < 32
+    assert drawn == [type(mixer.draw(images, mixture_generators(0, step)).pixels).__name__ for step in range(40)]
+    with pytest.raises(ValueError, match="p is a probability"):
+        Either(Mixup(), CutMix(), p=2)
+
+
+# --- with the rest ----------------------------------------------------------------------------------------------------
+
+PASSES = {"imix": (3, 0), "imix-moco": (2, 1), "mixco": (2, 1), "mochi": (2, 1), "swav": (4, 0), "unmix-moco": (2, 2)}
+PASSES |= {"unmix-byol": (4, 4), "unmix-simclr": (4, 0)}
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_sequential_and_joint_are_equal_and_passes_are_as_said(name: str) -> None:
+    views = two_views(dtype=torch.float64)
+    terms = wbsim().draw(views[0], mixture_generators(0, 0))
+    joint, sequential = make(name).double(), make(name).double()
+    counts = [0, 0]
+    for module in (joint.online, getattr(getattr(joint, "method", joint), "target", None)):
+        if module is not None:
+            module.encoder.register_forward_hook(lambda *_: counts.__setitem__(0, counts[0] + torch.is_grad_enabled()))
+            module.encoder.register_forward_hook(lambda *_: counts.__setitem__(1, counts[1] + 1))
+    loss, _ = joint(views, terms)
+    assert (counts[0], counts[1] - counts[0]) == PASSES[name]
+    loss.backward()
+    total, _ = backward(sequential, views, terms)
+    torch.testing.assert_close(total, loss.detach(), rtol=1e-12, atol=1e-12)
+    for one, other in zip(joint.parameters(), sequential.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_every_relative_takes_every_objective_and_odd_batches(name: str) -> None:
+    for objective in (*OBJECTIVES.values(), lambda: bsim(CutMix(per_sample=True, fold=True, partner="permutation"))):
+        method = make(name)
+        for n in (7, 2):
+            views = two_views(n)
+            loss, targets = backward(method, views, objective().draw(views[0], mixture_generators(0, 0)))
+            method.advance(targets, progress=0.5)
+            assert torch.isfinite(loss)
+            assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", RELATIVES)
+def test_no_relative_waits_for_the_accelerator(name: str) -> None:
+    method = make(name)
+    with FakeTensorMode():
+        put_on_fake_cuda(method)
+        views = torch.rand(6, 3, 16, 16, device="cuda"), torch.rand(6, 3, 16, 16, device="cuda")
+        _, targets = backward(method, views, wbsim().draw(views[0], mixture_generators(0, 0)), call=lambda loss: None)
+        method.advance(targets, progress=0.5)
+
+
+def test_a_queue_that_is_told_from_the_batch() -> None:
+    torch.manual_seed(0)
+    method = moco_v2(encoder(), WIDTH, dim=5, queue_size=24, contrast=batch_keys)
+    views = two_views()
+    terms = bsim().draw(views[0], mixture_generators(0, 0))
+    again = copy.deepcopy(method)
+    loss, keys = method(views, terms)
+    q = again.online(terms[0].mixture(views[0]))
+    expected = virtual_labels(q, keys, terms[0].mixture, 0.2, queue=method.queue.keys)
+    torch.testing.assert_close(loss, expected)
