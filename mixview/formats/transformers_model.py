@@ -4,7 +4,7 @@ Nothing in a folder is run: the network is built by mixview from its name, and o
 mixview itself are.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
@@ -25,7 +25,6 @@ class MixviewModel(PreTrainedModel):
 
     config_class = MixviewConfig
     main_input_name = "pixel_values"
-    _no_split_modules: ClassVar[list[str]] = []
 
     def __init__(self, config: MixviewConfig) -> None:
         super().__init__(config)
