@@ -34,7 +34,7 @@ class MixviewModel(PreTrainedModel):
                 f"the config says of no network how to build it (spec is {config.spec!r}): export it again"
             )
         self.encoder = rebuild("the folder", spec, trust=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def _init_weights(self, module: Any) -> None:
         """All weights are in the file."""
