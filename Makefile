@@ -48,6 +48,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/embedded.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
+	$(BIN)/python benchmarks/detection.py
 
 clean:
 	rm -rf .venv demo build dist docs/_build docs/generated *.egg-info

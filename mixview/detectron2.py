@@ -15,7 +15,7 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from mixview.export import write_atomically
+from mixview.pickles import PickledArray, UntrustedPickle, read_arrays
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -51,11 +52,13 @@ def to_detectron2(state: Mapping[str, Tensor]) -> Arrays:
             continue
         found[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
     if "stem.conv1.weight" not in found:
-        raise ValueError("these are not the tensors of a ResNet (there is no conv1.weight): export a ResNet for Detectron2")
+        raise ValueError(
+            "these are not the tensors of a ResNet, there is no conv1.weight: export a ResNet for Detectron2"
+        )
     if found["stem.conv1.weight"].shape[2:] != (7, 7):
         raise ValueError(
-            "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain with "
-            "--stem standard to export for Detectron2"
+            "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain "
+            "with --stem standard to export for Detectron2"
         )
     return found
 
@@ -128,84 +131,13 @@ def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            content = ArrayUnpickler(file, encoding="latin1").load()
-    except ValueError:
+        content = read_arrays(path, "an encoder for Detectron2", encoding="latin1")
+    except UntrustedPickle:
         raise
-    except OSError:
-        raise
-    except Exception as error:  # a broken pickle raises anything
-        raise ValueError(f"{path} cannot be read as a pickle of arrays ({error}): export it again") from error
+    except ValueError as error:
+        raise ValueError(f"{error}: export it again") from error
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict) or not all(isinstance(each, PickledArray) for each in model.values()):
         raise ValueError(f"{path} holds no arrays under `model`: it is not a file for Detectron2; export it again")
     state = from_detectron2({str(name): each.value for name, each in model.items()})
     return state, {str(name): str(value) for name, value in content.items() if name != "model"}
-
-
-@final
-class PickledType:
-    """Stands in for a NumPy dtype while unpickling."""
-
-    def __init__(self, code: str) -> None:
-        self.dtype = np.dtype(code)
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        if state[1] in ("<", ">"):
-            self.dtype = self.dtype.newbyteorder(state[1])
-
-
-@final
-class PickledArray:
-    """Stands in for a NumPy array while unpickling, so that the pickle calls no code of NumPy's."""
-
-    value: npt.NDArray[Any]
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, data = state
-        data = data.encode("latin1") if isinstance(data, str) else data
-        if not isinstance(kind, PickledType) or not isinstance(data, bytes):
-            raise ValueError("the pickle holds an array that is not of numbers: do not trust it")
-        array = np.frombuffer(data, dtype=kind.dtype).reshape(shape, order="F" if fortran else "C")
-        self.value = array.astype(kind.dtype.newbyteorder("="), copy=True)
-
-
-def start_array(subtype: object, shape: object, typecode: object) -> PickledArray:
-    """What `numpy.core.multiarray._reconstruct` is to a pickle: an array, before its state is set."""
-    return PickledArray()
-
-
-def start_type(code: object, *flags: object) -> PickledType:
-    """What `numpy.dtype` is to a pickle: numbers only."""
-    if not isinstance(code, str) or not re.fullmatch(r"[fiu][1248]", code):
-        raise ValueError(f"the pickle holds an array of {code!r}, which is no number: do not trust it")
-    return PickledType(code)
-
-
-def no_call(*_: object) -> NoReturn:
-    """`numpy.ndarray` is only ever mentioned in such pickles, never called."""
-    raise ValueError("the pickle calls numpy.ndarray, which a file of arrays does not: do not trust it")
-
-
-def encode_text(text: object, encoding: object) -> bytes:
-    """What `_codecs.encode` is to pickles of protocol 2: how they write bytes."""
-    if not isinstance(text, str) or encoding != "latin1":
-        raise ValueError("the pickle encodes something else than bytes: do not trust it")
-    return text.encode("latin1")
-
-
-@final
-class ArrayUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, numbers, strings and arrays of numbers; any other name in the pickle is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            "numpy.core.multiarray._reconstruct": start_array,
-            "numpy._core.multiarray._reconstruct": start_array,
-            "numpy.ndarray": no_call,
-            "numpy.dtype": start_type,
-            "_codecs.encode": encode_text,
-        }
-        if f"{module}.{name}" not in known:
-            raise ValueError(f"the pickle asks for {module}.{name}: do not trust it, delete it")
-        return known[f"{module}.{name}"]

@@ -88,7 +88,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no tensor of a torchvision ResNet"):
         to_detectron2(vit)
     (tmp_path / "cut.pkl").write_bytes(pickle.dumps({"model": {}})[:-3])
-    with pytest.raises(ValueError, match="cannot be read as a pickle of arrays"):
+    with pytest.raises(ValueError, match="cannot be read as an encoder for Detectron2"):
         load_detectron2(tmp_path / "cut.pkl")
     (tmp_path / "other.pkl").write_bytes(pickle.dumps({"weights": 1}))
     with pytest.raises(ValueError, match="holds no arrays"):

@@ -1,14 +1,14 @@
 """CIFAR-10 and CIFAR-100 as their authors publish them: Python 2 pickles, or the binary version."""
 
-import pickle
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
 
 from mixview.data.arrays import ImageArray
 from mixview.data.source import Pixels, SourceError
+from mixview.pickles import PickledArray, UntrustedPickle, read_arrays
 
 
 @final
@@ -78,7 +78,7 @@ def read_batch(path: Path) -> tuple[Pixels, npt.NDArray[np.int64]]:
     """A pickled batch: a dictionary with `data` and `labels` (CIFAR-100: `fine_labels`)."""
     batch = read_pickle(path)
     data, labels = batch.get(b"data"), batch.get(b"fine_labels", batch.get(b"labels"))
-    if not isinstance(data, PickledArray) or not isinstance(labels, list):
+    if not isinstance(data, PickledArray) or data.value.dtype != np.uint8 or not isinstance(labels, list):
         raise SourceError(f"{path} is not a batch of CIFAR (no data and labels in it): unpack the archive again")
     return rows_to_pixels(data.value, path), np.array(labels, dtype=np.int64)
 
@@ -105,68 +105,13 @@ def read_classes(root: Path, hundred: bool, binary: bool) -> tuple[str, ...] | N
 
 
 def read_pickle(path: Path) -> dict[Any, Any]:
-    """The dictionary in one of CIFAR's pickles, by a reader that can build nothing else than what these files hold."""
+    """The dictionary in one of CIFAR's pickles, by a reader that runs nothing of theirs."""
     try:
-        with path.open("rb") as file:
-            content = CifarUnpickler(file, encoding="bytes").load()
-    except SourceError:
-        raise
-    except Exception as error:  # a broken pickle raises anything
-        raise SourceError(f"{path} cannot be read as a batch of CIFAR ({error}): unpack the archive again") from error
+        content = read_arrays(path, "CIFAR", encoding="bytes")
+    except UntrustedPickle as error:
+        raise SourceError(str(error)) from None
+    except (ValueError, OSError) as error:
+        raise SourceError(f"{error}: unpack the archive again") from error
     if not isinstance(content, dict):
         raise SourceError(f"{path} holds a {type(content).__name__}, not a batch of CIFAR: unpack the archive again")
     return content
-
-
-@final
-class PickledArray:
-    """Stands in for a NumPy array of bytes while unpickling, so that the pickle calls no code of NumPy's."""
-
-    value: npt.NDArray[np.uint8]
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, dtype, fortran, data = state
-        if not isinstance(dtype, PickledType) or not isinstance(data, bytes):
-            raise SourceError("a pickle that claims to be CIFAR holds an array that is not of bytes: do not trust it")
-        self.value = np.frombuffer(data, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-@final
-class PickledType:
-    """Stands in for the dtype of bytes while unpickling."""
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Byte order and alignment, which bytes do not have."""
-
-
-def start_array(subtype: object, shape: object, typecode: object) -> PickledArray:
-    """What `numpy.core.multiarray._reconstruct` is to a pickle: an array, before its state is set."""
-    return PickledArray()
-
-
-def start_type(code: object, *flags: object) -> PickledType:
-    """What `numpy.dtype` is to a pickle; bytes are the only type that there is in CIFAR."""
-    if code not in (b"u1", "u1"):
-        raise SourceError(f"a pickle that claims to be CIFAR holds an array of {code!r}: do not trust it")
-    return PickledType()
-
-
-def no_call(*_: object) -> NoReturn:
-    """`numpy.ndarray` is only ever mentioned in CIFAR's pickles, never called."""
-    raise SourceError("a pickle that claims to be CIFAR calls numpy.ndarray, which CIFAR does not: do not trust it")
-
-
-@final
-class CifarUnpickler(pickle.Unpickler):
-    """Reads dictionaries, lists, numbers, strings and arrays of bytes; any other name in the pickle is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            "numpy.core.multiarray._reconstruct": start_array,
-            "numpy._core.multiarray._reconstruct": start_array,
-            "numpy.ndarray": no_call,
-            "numpy.dtype": start_type,
-        }
-        if f"{module}.{name}" not in known:
-            raise SourceError(f"a pickle that claims to be CIFAR asks for {module}.{name}: do not trust it, delete it")
-        return known[f"{module}.{name}"]

@@ -20,6 +20,7 @@ from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview.data.loading import Batches, default_workers
 from mixview.data.source import Source
+from mixview.data.splits import Subset
 from mixview.detection.metrics import as_text, coco_metrics, coco_results, library, voc_metrics
 from mixview.detection.models import Model, Scales, build_detector
 from mixview.detection.pictures import draw_judged
@@ -101,14 +102,19 @@ class Detection(Setting):
         check_boxes(case.parts.train)
         devices = self.devices if launcher() is None or self.devices > 1 else "auto"
         fabric = make_fabric(devices=devices, nodes=self.nodes, accelerator=self.device, precision=self.precision)
-        results = []
+        results, launched = [], False
         for number in range(self.trials):
             trial = Trial(replace(settled, seed=self.seed + number, trials=1), case, fabric, deadline)
-            result = trial.run(launch=number == 0)
-            if result is None:  # stopped: the next ones would be too
-                break
-            results.append(result)
-        if results and fabric.is_global_zero:
+            if self.resume and trial.is_finished:
+                RunFolder.open(trial.out).check_resumable(trial.config(), trial.data(), MAY_CHANGE)
+            else:
+                finished = trial.run(launch=not launched)
+                launched = True
+                if not finished:  # stopped: the next ones would be too
+                    break
+            if fabric.is_global_zero:
+                results.append(trial.read_result())
+        if results:
             self.report(results)
         return results
 
@@ -131,15 +137,29 @@ class Trial:
         name = Path(self.settings.protocol or "detection").stem
         return base / "detection" / f"{name}-{Path(str(self.settings.data)).name}-seed-{self.settings.seed}"
 
-    def run(self, *, launch: bool) -> Result | None:
-        """Train, judge and write everything down; None if it was stopped before its end."""
-        settings, fabric = self.settings, self.fabric
-        train = self.case.parts.train
-        if settings.resume and (found := read_result(self.out)) is not None:
-            return found
-        data = {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
-        resume = settings.resume and (self.out / "config.yaml").is_file()
-        folder = start_or_resume(self.out, self.config(), data, resume=resume, may_change=MAY_CHANGE)
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.out / "result.json").is_file()
+
+    def read_result(self) -> Result:
+        """What a finished trial found."""
+        path = self.out / "result.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Result(**(content | {name: tuple(content[name]) for name in ("notes", "warnings")}))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
+
+    def run(self, *, launch: bool) -> bool:
+        """Train, judge and write everything down; False if it was stopped before its end. The same on every process.
+
+        Args:
+            launch: start the other processes, once for all trials.
+        """
+        fabric = self.fabric
+        resume = self.settings.resume and (self.out / "config.yaml").is_file()
+        folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
         with recorded(folder), losing_no_process():
             if launch:
                 meet_anew(fabric.device.type)
@@ -148,12 +168,17 @@ class Trial:
             fabric.barrier()  # the folder is there now
             return self.train(folder)
 
+    def data(self) -> dict[str, Any]:
+        """What it is trained on, for the folder."""
+        train = self.case.parts.train
+        return {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
+
     def config(self) -> dict[str, Any]:
         """The settings as plain values, for the folder."""
         every = {name: value for name, value in asdict(self.settings).items() if name not in ABSENT}
         return every | {"seed": self.settings.seed, "weights_key": self.case.subject.weights_key()}
 
-    def train(self, folder: RunFolder | None) -> Result | None:
+    def train(self, folder: RunFolder | None) -> bool:
         """What every process does."""
         settings, fabric, subject = self.settings, self.fabric, self.case.subject
         source, empty = (self.case.parts.train, 0) if settings.empty else with_objects(self.case.parts.train)
@@ -186,11 +211,12 @@ class Trial:
         if found is not None:
             engine.load_state(found[0])
             notes.append(f"Going on from iteration {engine.step} of {settings.schedule.iterations}.")
-        judged: list[Judged] = []
+        last: list[tuple[Judged, dict[str, float]]] = []
 
         def ask() -> dict[str, float]:
-            judged[:] = [self.ask(detector, source)]
-            return self.metrics(judged[0])
+            judged = self.ask(detector, source)
+            last[:] = [(judged, self.metrics(judged))]
+            return last[0][1]
 
         finished = run_training(
             engine,
@@ -201,7 +227,9 @@ class Trial:
             notes=notes,
             ask=ask,
         )
-        return self.write(folder, engine, judged[0]) if finished else None
+        if finished and folder is not None:
+            self.write(folder, engine, *last[0])
+        return finished
 
     def batches(self, source: Source, shift: int = 0) -> Batches:
         """Which images when, for this process."""
@@ -234,18 +262,23 @@ class Trial:
         given = self.settings.workers
         return default_workers(self.fabric.world_size // nodes) if given is None else given
 
+    @property
+    def test(self) -> Source:
+        """The images that are asked about."""
+        whole, count = self.case.parts.test, self.settings.questions
+        return whole if count is None else pick(whole, count)
+
     def ask(self, detector: GeneralizedRCNN, source: Source) -> Judged:
         """What the detector finds in the test images, as it is now."""
-        settings, parts = self.settings, self.case.parts
+        settings, test = self.settings, self.test
         batches = self.batches(source, shift=1)
         torch.manual_seed(settings.seed)
         recount_statistics(detector, endless(self.loader(source, batches), batches), settings.precise_bn, self.fabric)
-        test = parts.test if settings.questions is None else pick(parts.test, settings.questions)
         return predict(
             detector,
             self.fabric,
             test,
-            align_classes(test, parts.classes),
+            align_classes(test, self.case.parts.classes),
             channels=self.case.subject.channels,
             masks=settings.model.masks,
             workers=self.workers,
@@ -259,25 +292,19 @@ class Trial:
         found = coco_metrics(judged.truth, judged.detections, classes, masks=self.settings.model.masks)
         return percentages(found | voc_metrics(judged.truth, judged.detections, classes))
 
-    def write(self, folder: RunFolder | None, engine: Engine, judged: Judged) -> Result | None:
-        """The result, the detections in COCO's format, and the picture."""
-        if folder is None:
-            return None
-        settings, parts = self.settings, self.case.parts
-        test = parts.test if settings.questions is None else pick(parts.test, settings.questions)
-        result = self.result(judged, len(test))
+    def write(self, folder: RunFolder, engine: Engine, judged: Judged, metrics: dict[str, float]) -> None:
+        """The detections in COCO's format, the picture and, last, the result."""
+        count = self.settings.keeping.pictures
+        result = self.result(metrics, unread=len(self.test) - len(judged.indices))
         with folder.explained("write what was found into"):
-            self.write_detections(judged, test)
-            if settings.keeping.pictures and judged.indices:
-                sheet = draw_judged(
-                    judged, test, parts.classes, settings.keeping.pictures, self.case.subject.channels
-                )
+            self.write_detections(judged)
+            if count and judged.indices:
+                sheet = draw_judged(judged, self.test, self.case.parts.classes, count, self.case.subject.channels)
                 sheet.save(self.out / "detections.png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
-        return result
 
-    def result(self, judged: Judged, asked: int) -> Result:
+    def result(self, metrics: dict[str, float], unread: int) -> Result:
         """The figures, and everything that they depend on."""
         settings, case = self.settings, self.case
         model, scales = settings.model, settings.scales
@@ -285,18 +312,17 @@ class Trial:
         sizes = f"{min(scales.train)}–{max(scales.train)}" if len(scales.train) > 1 else f"{scales.train[0]}"
         statistics = f"over {settings.precise_bn} batches" if settings.precise_bn else "as running averages"
         words = (
-            f"{name} {model.architecture.upper()}, everything fine-tuned ({settings.schedule.words}), shorter side {sizes} "
-            f"in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean over IoU 0.50 "
-            f"to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
+            f"{name} {model.architecture.upper()}, everything fine-tuned ({settings.schedule.words}), shorter side "
+            f"{sizes} in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean "
+            "over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
         )
-        missing = asked - len(judged.indices)
-        notes = (*case.notes, *((f"{missing} test images cannot be read and are left out.",) if missing else ()))
+        notes = (*case.notes, *((f"{unread} test images cannot be read and are left out.",) if unread else ()))
         own = {each.name for each in fields(settings)} - {each.name for each in fields(Setting)}
         left_out = {*ABSENT, *MAY_CHANGE, "batch", "iterations", "lr"}
         every = asdict(settings)
         return Result(
             protocol=f"detection-{Path(settings.protocol or 'own').stem}",
-            metrics=self.metrics(judged),
+            metrics=metrics,
             words=words,
             encoder=case.subject.name,
             data=case.parts.words,
@@ -312,11 +338,12 @@ class Trial:
             warnings=case.warnings,
         )
 
-    def write_detections(self, judged: Judged, test: Source) -> None:
+    def write_detections(self, judged: Judged) -> None:
         """All detections in COCO's results format, by COCO's own ids where the data has them."""
-        whole = getattr(test, "source", test)
-        places = [int(test.indices[i]) for i in judged.indices] if whole is not test else judged.indices  # type: ignore[attr-defined]
-        ids, categories = getattr(whole, "image_ids", None), getattr(whole, "category_ids", None)
+        test, whole, places = self.test, self.case.parts.test, judged.indices
+        if isinstance(test, Subset) and test is not whole:
+            places = test.indices[places].tolist()
+        ids, categories = getattr(whole, "image_ids", None), getattr(self.case.parts.train, "category_ids", None)
         image_ids = [place + 1 for place in places] if ids is None else [int(ids[place]) for place in places]
         masks = self.settings.model.masks
         rows = coco_results(judged.detections, masks=False, image_ids=image_ids, category_ids=categories)
@@ -340,18 +367,6 @@ def check_boxes(source: Source) -> None:
     objects_of(source, 0)
 
 
-def read_result(folder: Path) -> Result | None:
-    """What a finished trial found; None if it has not."""
-    path = folder / "result.json"
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return Result(**(content | {name: tuple(content[name]) for name in ("notes", "warnings")}))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
-
-
 def protocol_settings(protocol: str) -> dict[str, Any]:
     """What a protocol sets."""
     return recipes.read(protocol if protocol.endswith((".yaml", ".yml")) else f"detection/{protocol}").settings
@@ -360,8 +375,10 @@ def protocol_settings(protocol: str) -> dict[str, Any]:
 def detect(encoder: str, protocol: str, **options: Any) -> list[Result]:
     """Judge an encoder by detection. The options are the fields of `Detection`, groups as dictionaries or objects."""
     settings = protocol_settings(protocol)
-    plain = {name: asdict(value) if name in GROUPS and not isinstance(value, dict) else value for name, value in options.items()}
-    recipes.merge(settings, plain)
+    for name in GROUPS.keys() & options.keys():
+        if not isinstance(options[name], dict):
+            options[name] = asdict(options[name])
+    recipes.merge(settings, options)
     groups = {
         name: make(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings[name].items()})
         for name, make in GROUPS.items()

@@ -114,7 +114,7 @@ def coco_metrics(
 
 def coco_annotations(truth: Sequence[Truth], *, masks: bool) -> list[dict[str, Any]]:
     """Objects as COCO writes them; ids count from 1."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, each in enumerate(truth):
         for place in range(len(each.boxes)):
             row = {
@@ -166,9 +166,7 @@ def left_top_width_height(box: Floats) -> list[float]:
     return [left, top, right - left, bottom - top]
 
 
-def voc_metrics(
-    truth: Sequence[Truth], detections: Sequence[Detections], classes: Sequence[str]
-) -> dict[str, float]:
+def voc_metrics(truth: Sequence[Truth], detections: Sequence[Detections], classes: Sequence[str]) -> dict[str, float]:
     """VOC's average precisions of the boxes, 11-point and all-points: AP50, AP75, and AP over ten thresholds."""
     table = {kind: np.full((len(THRESHOLDS), len(classes)), np.nan) for kind in VOC_KINDS}
     for number in range(len(classes)):
@@ -230,4 +228,3 @@ def match_class(
         hits.append(right)
         ignored.append(skipped)
     return torch.cat(scores), torch.cat(hits), torch.cat(ignored), wanted
-

@@ -57,9 +57,11 @@ class Model:
     """FPN: width of the two layers that look at a region."""
 
     def __post_init__(self) -> None:
-        if not self.anchors or min(self.anchors) < 1 or min(
-            self.sampled, self.regions, self.proposals, self.channels, self.hidden
-        ) < 1:
+        if (
+            not self.anchors
+            or min(self.anchors) < 1
+            or min(self.sampled, self.regions, self.proposals, self.channels, self.hidden) < 1
+        ):
             raise ValueError(f"anchors, and all numbers of a model, must be at least 1, got {self}")
         if self.architecture == "fpn" and len(self.anchors) != 5:
             raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: give five")
@@ -96,8 +98,8 @@ def build_detector(
     """
     if "res5" not in stages_of(encoder):
         raise ValueError(
-            f"a detector is built on the stages of a ResNet, which {type(encoder).__name__} has not: pretrain one, such "
-            "as resnet50, resnet18 or small"
+            f"a detector is built on the stages of a ResNet, which {type(encoder).__name__} has not: pretrain one, "
+            "such as resnet50, resnet18 or small"
         )
     encoder = copy.deepcopy(encoder).requires_grad_(True)
     make = build_c4 if model.architecture == "c4" else build_fpn
@@ -107,9 +109,7 @@ def build_detector(
     return GeneralizedRCNN(backbone, rpn, heads, transform)
 
 
-def build_c4(
-    encoder: nn.Module, outputs: int, model: Model, channels: int
-) -> tuple[nn.Module, Proposals, RoIHeads]:
+def build_c4(encoder: nn.Module, outputs: int, model: Model, channels: int) -> tuple[nn.Module, Proposals, RoIHeads]:
     """The trunk to res4, proposals on it, and res5 as the head of a region."""
     trunk = IntermediateLayerGetter(encoder, {"layer3": "0"})
     (res4,) = measure(trunk, channels).values()
@@ -123,27 +123,31 @@ def build_c4(
     if model.extra_norm:
         head["norm"] = nn.BatchNorm2d(width)
     pool = Pool(pooled, res4.stride)
-    upsample = nn.Sequential(nn.ConvTranspose2d(width, model.channels, 2, 2), nn.ReLU(inplace=True))
-    masks = nn.Sequential(upsample, nn.Conv2d(model.channels, outputs, 1), Floats())
-    nn.init.kaiming_normal_(upsample[0].weight, mode="fan_out", nonlinearity="relu")
-    nn.init.zeros_(upsample[0].bias)
-    nn.init.normal_(masks[1].weight, std=0.001)
-    nn.init.zeros_(masks[1].bias)
+    masks = build_c4_masks(width, model.channels, outputs) if model.masks else None
     heads = Res5Heads(
         pool,
         nn.Sequential(head),
         Predictor(width, outputs),
         *region_rules(model),
         mask_roi_pool=pool if model.masks else None,
-        mask_head=masks if model.masks else None,
+        mask_head=masks,
         mask_predictor=nn.Identity() if model.masks else None,
     )
     return trunk, rpn, heads
 
 
-def build_fpn(
-    encoder: nn.Module, outputs: int, model: Model, channels: int
-) -> tuple[nn.Module, Proposals, RoIHeads]:
+def build_c4_masks(width: int, channels: int, outputs: int) -> nn.Sequential:
+    """Masks of twice the size of res5's maps, one a class, as Detectron2's head without convolutions makes them."""
+    upsample, masks = nn.ConvTranspose2d(width, channels, 2, 2), nn.Conv2d(channels, outputs, 1)
+    nn.init.kaiming_normal_(upsample.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.normal_(masks.weight, std=0.001)
+    for layer in (upsample, masks):
+        assert layer.bias is not None
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(upsample, nn.ReLU(inplace=True), masks, Floats())
+
+
+def build_fpn(encoder: nn.Module, outputs: int, model: Model, channels: int) -> tuple[nn.Module, Proposals, RoIHeads]:
     """A pyramid of res2 to res5, proposals and regions on all of its levels."""
     layers = {f"layer{number + 1}": str(number) for number in range(4)}
     widths = [stage.width for stage in measure(IntermediateLayerGetter(encoder, layers), channels).values()]

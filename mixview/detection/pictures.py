@@ -3,18 +3,21 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from mixview.data.decoding import Decoder
 from mixview.data.picture import COLOURS, INK, Row, contact_sheet, draw_objects, to_rgb
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import Objects, Pixels, Source
-from mixview.detection.metrics import Rle, library
+from mixview.detection.metrics import Floats, Rle, library
 from mixview.detection.predicting import Judged
 
 TILE = 240
 SURE = 0.5
-"""Detections of a lower score are not drawn."""
+"""Detections of a lower score are not drawn, unless there is no other."""
+SUREST = 3
+"""So many of them are, then."""
 
 
 def draw_judged(judged: Judged, source: Source, classes: Sequence[str], count: int, channels: int = 3) -> Image.Image:
@@ -25,7 +28,7 @@ def draw_judged(judged: Judged, source: Source, classes: Sequence[str], count: i
     for place in chosen:
         picture = to_rgb(reader.decode(judged.indices[place]))
         truth, detections = judged.truth[place], judged.detections[place]
-        sure = detections.scores >= SURE
+        sure = detections.scores >= (SURE if (detections.scores >= SURE).any() else lowest(detections.scores))
         there.append(draw_labelled(picture, truth.boxes, truth.classes, truth.masks, classes, ignored=truth.ignored))
         masks = None if detections.masks is None else [m for m, on in zip(detections.masks, sure, strict=True) if on]
         found.append(
@@ -34,18 +37,23 @@ def draw_judged(judged: Judged, source: Source, classes: Sequence[str], count: i
             )
         )
         names.append(source.name(judged.indices[place]).rpartition("/")[2])
-        counts.append(f"{int(sure.sum())} found with a score of {SURE:g} or more")
+        counts.append(f"{int((detections.scores >= SURE).sum())} with a score of {SURE:g} or more")
     return contact_sheet([Row("what is there", there, names), Row("what was found", found, counts)], TILE)
+
+
+def lowest(scores: Floats) -> float:
+    """The score of the last of the surest."""
+    return float(np.sort(scores)[::-1][:SUREST][-1]) if len(scores) else SURE
 
 
 def draw_labelled(
     picture: Pixels,
-    boxes: np.ndarray,  # type: ignore[type-arg]
-    labels: np.ndarray,  # type: ignore[type-arg]
+    boxes: Floats,
+    labels: npt.NDArray[np.int64],
     masks: list[Rle] | None,
     classes: Sequence[str],
-    scores: np.ndarray | None = None,  # type: ignore[type-arg]
-    ignored: np.ndarray | None = None,  # type: ignore[type-arg]
+    scores: Floats | None = None,
+    ignored: npt.NDArray[np.bool_] | None = None,
 ) -> Pixels:
     """The picture, at least `TILE` pixels large, with boxes, masks and the names of classes."""
     scale = max(1, round(TILE / max(picture.shape[:2])))

@@ -164,4 +164,5 @@ def recount_statistics(detector: nn.Module, batches: Iterator[list[Sample]], cou
         for module in norms:
             for buffer in (module.running_mean, module.running_var):
                 if buffer is not None:
-                    buffer.copy_(fabric.all_reduce(buffer, reduce_op="mean"))
+                    mean: Any = fabric.all_reduce(buffer, reduce_op="mean")
+                    buffer.copy_(mean)

@@ -148,5 +148,7 @@ def align_classes(source: Source, classes: tuple[str, ...]) -> npt.NDArray[np.in
     own = source.classes or classes
     unknown = sorted(set(own) - set(classes))
     if unknown:
-        raise SourceError(f"the test part has the class {unknown[0]!r}, which the training part lacks: give two of one set")
+        raise SourceError(
+            f"the test part has the class {unknown[0]!r}, which the training part lacks: give two parts of one set"
+        )
     return np.array([classes.index(name) for name in own], dtype=np.int64)

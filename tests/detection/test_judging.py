@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from mixview import cli
 from mixview.data.layouts import write
@@ -69,7 +69,8 @@ def test_a_trial_leaves_everything(whole: Path) -> None:
     assert RunFolder.open(folder).status["state"] == "finished"
     records = read_metrics(folder)
     assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
-    assert {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg", "lr"} <= set(records[0])
+    losses = {"loss_classifier", "loss_box_reg", "loss_mask", "loss_objectness", "loss_rpn_box_reg"}
+    assert losses | {"lr"} <= set(records[0])
     assert {"AP", "AP50", "AP75", "mask AP", "11-point AP50", "all-points AP50"} <= set(records[-1])
     rows = json.loads((folder / "detections.json").read_text())
     assert all({"image_id", "category_id", "bbox", "score", "segmentation"} <= set(row) for row in rows)
@@ -86,13 +87,15 @@ def test_trials_are_results_of_their_own_shown_as_mean_and_deviation(whole: Path
     assert rows["AP50"].std is not None
     assert "Mask R-CNN C4" in found[0].words
     assert "101-point" in found[0].words
-    assert last(trial(whole, 0))["detector"]["rpn.head.cls_logits.weight"].ne(
-        last(trial(whole, 1))["detector"]["rpn.head.cls_logits.weight"]
-    ).any()
+    assert (
+        last(trial(whole, 0))["detector"]["rpn.head.cls_logits.weight"]
+        .ne(last(trial(whole, 1))["detector"]["rpn.head.cls_logits.weight"])
+        .any()
+    )
 
 
 def test_stopped_and_resumed_is_never_stopped(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped between two checkpoints and resumed: the same weights and optimiser, bit for bit, and the same metrics."""
+    """Stopped between two checkpoints and resumed: the same weights and optimiser, bit for bit, the same metrics."""
     StopAt.step = 3
     monkeypatch.setattr(training, "Stopping", StopAt)
     assert detect(**tiny(tmp_path)) == []
@@ -111,15 +114,11 @@ def test_a_finished_trial_stays_as_it_is(whole: Path) -> None:
     assert (trial(whole) / "metrics.jsonl").stat().st_mtime_ns == before
 
 
-def test_another_experiment_is_not_resumed(whole: Path, tmp_path: Path) -> None:
+def test_another_experiment_is_not_resumed(whole: Path) -> None:
     with pytest.raises(RunFolderError, match="already holds a run"):
         detect(**tiny(whole))
-    (trial(whole) / "result.json").rename(tmp_path / "result.json")
-    try:
-        with pytest.raises(RunFolderError, match=r"model\.regions was 8 .* and is 16 now"):
-            detect(**tiny(whole, model=C4 | {"proposals": 10, "regions": 16}, resume=True))
-    finally:
-        (tmp_path / "result.json").rename(trial(whole) / "result.json")
+    with pytest.raises(RunFolderError, match=r"model\.regions was 8 .* and is 16 now"):
+        detect(**tiny(whole, model=C4 | {"proposals": 10, "regions": 16}, resume=True))
 
 
 def test_nan_fails_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -162,15 +161,14 @@ def test_bfloat16_and_evaluation_on_the_way(tmp_path: Path) -> None:
 def test_two_processes(tmp_path: Path) -> None:
     """Each trains on its part of a batch and asks about its part of the images; the first counts and writes."""
     model = C4 | {"proposals": 10}
-    options = tiny(tmp_path, devices=2, model=model, iterations=2)
+    options = tiny(tmp_path, devices=2, model=model, iterations=2, trials=2)
     code = f"from mixview.detection.judging import detect; detect(**{options!r})"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "CUDA_VISIBLE_DEVICES": ""}
     (tmp_path / "go.py").write_text(code)
     done = subprocess.run([sys.executable, str(tmp_path / "go.py")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "each process's own" in done.stderr  # what a CPU cannot do is said
-    (result,) = results.read(tmp_path)
-    assert result.metrics["AP50"] >= 0
+    assert [result.seed for result in results.read(tmp_path)] == [0, 1]
     found = json.loads((trial(tmp_path) / "detections.json").read_text())
     assert len({row["image_id"] for row in found}) <= 3
 
@@ -219,9 +217,7 @@ def test_mistakes(tmp_path: Path) -> None:
         detect("random", "voc-c5")
     with pytest.raises(ValueError, match="accumulate 3 is more than the 2 images"):
         detect(**tiny(tmp_path / "b", accumulate=3))
+    np.savez(tmp_path / "x.npz", images=np.zeros((8, 8, 8, 3), np.uint8), labels=np.arange(8) % 2)
+    arrays = str(tmp_path / "x.npz")
     with pytest.raises(ValueError, match="no boxes"):
-        images = torch.zeros(8, 8, 8, 3, dtype=torch.uint8).numpy()
-        import numpy as np
-
-        np.savez(tmp_path / "x.npz", images=images, labels=np.arange(8) % 2)
-        detect(**tiny(tmp_path / "c", data=str(tmp_path / "x.npz"), test_data=str(tmp_path / "x.npz"), data_options={}))
+        detect(**tiny(tmp_path / "c", data=arrays, test_data=arrays, data_options={}))

@@ -29,7 +29,7 @@ def shaken(truth: list[Truth], classes: int, seed: int = 0) -> list[Detections]:
         boxes = each.boxes[chosen]
         size = np.tile(boxes[:, 2:] - boxes[:, :2], 2)
         boxes = boxes + size * rng.normal(0, 0.12, boxes.shape)
-        boxes = np.concatenate([boxes, rng.uniform(0, 10, (2, 4)) + [0, 0, 20, 20]])
+        boxes = np.concatenate([boxes, rng.uniform(0, 10, (2, 4)) + np.array([0, 0, 20, 20])])
         labels = np.concatenate([each.classes[chosen], rng.integers(0, classes, 2)])
         wrong = rng.random(len(labels)) < 0.15
         labels[wrong] = rng.integers(0, classes, wrong.sum())
@@ -55,7 +55,7 @@ def by_pycocotools(reference: COCO, results: list[dict[str, object]], kind: str)
 
 @pytest.mark.skipif(DATA is None, reason="needs MIXVIEW_DATA")
 def test_equal_to_pycocotools_on_the_official_annotations() -> None:
-    """COCO's val images: gaps in the ids, all sizes, images without objects; ours from the source, theirs from the JSON file."""
+    """COCO's val images, with gaps in the ids and all sizes; ours from the source, theirs from the JSON file."""
     root = Path(str(DATA)) / "coco"
     source = Coco(root, "val")
     assert source.classes is not None

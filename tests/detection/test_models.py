@@ -30,8 +30,7 @@ def test_the_c4_head_is_its_modules_composed_by_hand() -> None:
 
         own = encoder().eval()
         own.load_state_dict(
-            {k: v for k, v in built.backbone.state_dict().items()}
-            | {f"layer4.{k}": v for k, v in heads.box_head.res5.state_dict().items()}
+            dict(built.backbone.state_dict()) | {f"layer4.{k}": v for k, v in heads.box_head.res5.state_dict().items()}
         )
         x = own.relu(own.bn1(own.conv1(pixels)))
         x = own.layer3(own.layer2(own.layer1(x)))

@@ -73,9 +73,7 @@ def test_samples_are_the_same_with_any_number_of_workers() -> None:
     def all_samples(workers: int) -> list[Sample]:
         batches = Batches(8, 2, seed=3)
         batches.go_to(2)
-        loader = training_loader(
-            scenes, batches, channels=3, masks=True, seed=3, workers=workers, pin_memory=False
-        )
+        loader = training_loader(scenes, batches, channels=3, masks=True, seed=3, workers=workers, pin_memory=False)
         return [sample for batch in loader for sample in batch]
 
     here, there = all_samples(0), all_samples(2)

@@ -48,6 +48,12 @@ def test_batch_norms_do_not_decay() -> None:
     assert len(decaying["params"]) + len(others["params"]) == len(list(built.parameters()))
 
 
+def test_adamw_is_there_for_small_budgets() -> None:
+    schedule = Schedule(optimizer="adamw", lr=1e-3)
+    assert isinstance(build_optimizer(detector(), schedule), torch.optim.AdamW)
+    assert "AdamW, 24000 iterations" in schedule.words
+
+
 def engine(accumulate: int = 1, lr: float = 0.02, batch: int = 4, iterations: int = 30) -> Engine:
     fabric = Fabric(accelerator="cpu", devices=1)
     scenes = Scenes(8, 32, objects="multiple", classes=3, cache=False)
