@@ -71,11 +71,11 @@ def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> N
     venv.create(tmp_path / "env", with_pip=False)
     binaries = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
     python = binaries / "python"
+    install = ["pip", "--python", str(python), "install", "--no-deps", "--quiet", str(wheel)]
+    subprocess.run([sys.executable, "-m", *install], check=True)
     places = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
     # Folders that a .pth file names come last, and their own .pth files, such as this repository's, are not read.
     Path(places, "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    install = ["pip", "--python", str(python), "install", "--no-deps", "--quiet", str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True)
 
     work = tmp_path / "work"
     work.mkdir()

@@ -95,8 +95,8 @@ def preprocessing(cargo: Cargo) -> str:
     shown = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
     return (
         f"The shorter side is resized to {round(size * 256 / 224)} pixels (to {size} if the image is no larger than "
-        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalised by "
-        f"mean ({shown[0]}) and deviation ({shown[1]})."
+        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalised "
+        f"by mean ({shown[0]}) and deviation ({shown[1]})."
     )
 
 

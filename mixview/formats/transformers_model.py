@@ -4,7 +4,7 @@ Nothing in a folder is run: the network is built by mixview from its name, and o
 mixview itself are.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
@@ -25,7 +25,6 @@ class MixviewModel(PreTrainedModel):
 
     config_class = MixviewConfig
     main_input_name = "pixel_values"
-    _no_split_modules: ClassVar[list[str]] = []
 
     def __init__(self, config: MixviewConfig) -> None:
         super().__init__(config)
@@ -35,7 +34,7 @@ class MixviewModel(PreTrainedModel):
                 f"the config says of no network how to build it (spec is {config.spec!r}): export it again"
             )
         self.encoder = rebuild("the folder", spec, trust=False)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call, unused-ignore]
 
     def _init_weights(self, module: Any) -> None:
         """All weights are in the file."""
