@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mixview.data.arrays import Npz
 from mixview.data.files import ClassFolders, Folder
 from mixview.data.opening import open_source
+from mixview.data.scenes import Scenes
 from mixview.data.source import Objects, Source, SourceError
 from mixview.data.splits import Subset, parse_range, take_files, take_fraction, take_per_class, take_range
 from mixview.data.voc import Voc
@@ -171,6 +172,14 @@ def test_a_list_of_files(tmp_path: Path) -> None:
         take_files(source, ["000.png"])
     with refuses(SourceError, "absent.txt", "cannot be read"):
         take_files(source, tmp_path / "absent.txt")
+
+
+def test_a_subset_of_drawn_images_has_a_fingerprint() -> None:
+    drawn = Scenes(20, 16)
+    parts = [Subset(drawn, np.array(indices)) for indices in ([0, 1], [1, 0], [0, 1, 2])]
+    assert len({part.fingerprint() for part in parts}) == 3
+    assert parts[0].fingerprint().startswith("2 images, ")
+    assert Subset(parts[0], np.array([0])).fingerprint().startswith("1 images, ")
 
 
 def test_a_subset_is_a_source(tmp_path: Path) -> None:

@@ -186,6 +186,25 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: "sync_api.Browser"
     narrow.close()
 
 
+def test_many_crashed_runs_and_none_at_all(browser: "sync_api.Browser", tmp_path: Path) -> None:
+    from mixview.evaluate import results
+
+    crashed = [str(write_run(tmp_path / f"run-{n}", "gone", state="failed", encoder=False)) for n in range(8)]
+    results.save(judged("raw pixels", {"top-1": 10.0}), tmp_path / "without")
+    other, errors = browser.new_page(), list[str]()
+    other.on("pageerror", lambda error: errors.append(str(error)))
+    other.goto(report(crashed, tmp_path / "crashed.html").as_uri())
+    assert other.locator("#runs tbody tr").count() == 8
+    assert other.locator("#runs .badge.failed").count() == 8
+    assert other.locator("#curves .chart").count() == 6
+    assert other.locator("#again pre").count() == 8
+    assert other.locator("#explorer").count() == 0
+    other.goto(report([str(tmp_path / "without")], tmp_path / "without.html").as_uri())
+    assert other.locator("#evaluation tbody tr").count() == 1
+    assert errors == []
+    other.close()
+
+
 def test_nothing_went_wrong_on_the_way(page: "sync_api.Page", seen: Seen) -> None:
     assert seen.errors == []
     assert len([url for url in seen.requests if not url.startswith("data:")]) == 1
