@@ -69,10 +69,11 @@ def tsne_classes(
         raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labelled images with --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
     name = augment or found[0].config.get("augment") or ("simclr-small" if subjects[0].size <= SMALL else "simclr")
+    crop = None if augment else found[0].config.get("smallest_crop")
     figure = new_figure(3.6 * samples, 2.9 * len(runs) + 0.5)
     grid = figure.subplots(len(runs), samples, squeeze=False)
     for row, run, subject in zip(grid, found, subjects, strict=True):
-        views = tuple(replace(each, normalise=None) for each in named(str(name), subject.size))
+        views = tuple(replace(each, normalise=None) for each in named(str(name), subject.size, crop))
         for number, axes in enumerate(row):
             chosen = take_per_class(few, images, seed + number)
             share = draw_sample(axes, subject, chosen, (views[0], views[1]), augmentations, seed, Work(device, workers))
