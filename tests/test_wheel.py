@@ -71,16 +71,16 @@ def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> N
     venv.create(tmp_path / "env", with_pip=False)
     binaries = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
     python = binaries / "python"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MIXVIEW_DATA")}
+    environment |= {"MIXVIEW_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     install = ["pip", "--python", str(python), "install", "--no-deps", "--quiet", str(wheel)]
-    subprocess.run([sys.executable, "-m", *install], check=True)
+    subprocess.run([sys.executable, "-m", *install], check=True, env=environment)
     places = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"], text=True).strip()
     # Folders that a .pth file names come last, and their own .pth files, such as this repository's, are not read.
     Path(places, "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
 
     work = tmp_path / "work"
     work.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MIXVIEW_DATA")}
-    environment |= {"MIXVIEW_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 
     def run(*arguments: str) -> str:
         done = subprocess.run(
@@ -96,7 +96,7 @@ def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> N
     else:
         run("data", "make", "made", "--count", "100")
         (work / "made" / "train").rename(work / "photos")
-    training = ["--size", "32", "--epochs", "1", "--batch", "16", "--workers", "0", "--out", "runs/first"]
+    training = ["--size", "32", "--epochs", "2", "--batch", "16", "--workers", "0", "--out", "runs/first"]
     run("pretrain", "--recipe", "small/cpu-simclr", "--data", "photos/", *training)
     assert "100 images" in run("embed", "runs/first", "--data", "photos/", "--out", "features.parquet")
     run("neighbours", "runs/first", "--data", "photos/", "--out", "odd.png")
