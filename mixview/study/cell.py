@@ -113,7 +113,8 @@ def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, 
     known: dict[str, type[Evaluation]] = {each.protocol: each for each in PROTOCOLS}
     name, options = judgement["protocol"], options_of(cell, run, judgement)
     if name in WHOLE and (whole := load_function(WHOLE[name])) is not None:
-        return list(whole(protocol=options.pop("recipe"), resume=(run / name).exists(), **options))
+        place = {"out": str(run), "resume": (run / name).exists()}
+        return list(whole(protocol=options.pop("recipe"), **(place | options)))
     if name not in known:
         raise ValueError(f"there is no protocol {name!r} to judge by: there are {', '.join(known)}")
     evaluation = known[name](**options)

@@ -114,6 +114,7 @@ def detect(encoder: str, protocol: str, resume: bool, trials: int, **options: ob
     """Stands in for a detector that is trained."""
     assert options["data_options"] == {"count": 64, "size": 16}
     assert not resume
+    assert options["out"]
     words = f"{encoder} {protocol} {options['seed']}."
     return [
         Result(protocol="detection", metrics={"AP50": 10.0 * number}, words=words, encoder="", data="scenes")
