@@ -6,7 +6,8 @@
 
 from typing import Any
 
-from mixview.mixing import CutMix, Either, Identity, MixAug, Mixer, Mixture, Mixup, mixture_generators
+from mixview.either import Either
+from mixview.mixing import CutMix, Identity, MixAug, Mixer, Mixture, Mixup, mixture_generators
 from mixview.objective import Objective, Term, bsim, mixaug, sim, unmix, wbsim
 
 __version__ = "0.1.0"

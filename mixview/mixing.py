@@ -320,33 +320,6 @@ class MixAug(Mixer):
         return f"MixAug({self.mixer!r})"
 
 
-@final
-class Either(Mixer):
-    """One mixer or the other, by chance, for a whole batch: Un-Mix's CutMix or Mixup.
-
-    Args:
-        first: drawn from with probability `p`.
-        second: else.
-        p: the probability of the first.
-    """
-
-    def __init__(self, first: Mixer, second: Mixer, p: float = 0.5) -> None:
-        if not 0 <= p <= 1:
-            raise ValueError(f"p is a probability, 0 to 1, got {p}")
-        self.first = first
-        self.second = second
-        self.p = p
-
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> Mixture:
-        source = list_generators(generator, mix_groups)[0]
-        chosen = float(torch.rand((), generator=source, device=source.device)) < self.p
-        mixer = self.first if chosen else self.second
-        return mixer.draw(images, generator, mix_groups=mix_groups, strength=strength)
-
-    def __repr__(self) -> str:
-        return f"Either({self.first!r}, {self.second!r}, p={self.p:g})"
-
-
 def strength_at(progress: float, ramp: tuple[float, float] | None) -> float:
     """How strong mixtures are when this share of training is done: 0 before `ramp[0]`, 1 from `ramp[1]` on."""
     if ramp is None:
@@ -354,7 +327,9 @@ def strength_at(progress: float, ramp: tuple[float, float] | None) -> float:
     start, stop = ramp
     if not 0 <= start <= stop <= 1:
         raise ValueError(f"ramp must be two rising shares of training, such as (0.1, 0.5), got {ramp}")
-    return 1.0 if progress >= stop else max(0.0, progress - start) / (stop - start)
+    if progress >= stop:
+        return 1.0
+    return (progress - start) / (stop - start) if progress > start else 0.0
 
 
 def symmetric_beta(alpha: float, uniform: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from mixview.mixing import CutMix, Either, Generators, Identity, MixAug, Mixer, Mixture, Mixup
+from mixview.either import Either
+from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture, Mixup
 
 
 class Term(NamedTuple):

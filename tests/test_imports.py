@@ -15,7 +15,8 @@ PACKAGE = Path(mixview.__file__).parent
 ALLOWED = {
     "mixing": set(),
     "losses": {"mixing"},
-    "objective": {"mixing"},
+    "either": {"mixing"},
+    "objective": {"mixing", "either"},
     "nn": set(),
     "atomic": set(),
     "distributed": {"mixing"},
@@ -29,12 +30,13 @@ ALLOWED = {
     "using": {"using", "evaluate", "data", "atomic", "backbones"},
     "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
     "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones"},
-    "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "atomic", "backbones", "export"},
+    "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "either", "atomic", "backbones"}
+    | {"export"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.
     "detection": {"detection", "train", "evaluate", "data", "export"},
     "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
-TORCH_ALONE = {"mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
+TORCH_ALONE = {"mixing", "either", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.
 TORCH_AND: dict[str, set[str]] = {
     "train/optimisers.py": set(),

@@ -4,16 +4,21 @@ python -m mixview.study.cell CELL.json RUN_FOLDER RESULT.json
 """
 
 import dataclasses
+import importlib
+import importlib.util
 import json
 import shutil
+import statistics
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation
+from mixview.evaluate.results import Result
 from mixview.study import results
 from mixview.study.grid import Cell
 from mixview.study.passes import Passes
@@ -22,6 +27,10 @@ from mixview.train.run_folder import RunFolder, describe_environment, is_run, re
 
 INTERRUPTED = 75
 """The exit code of a cell that was stopped in good order and goes on next time (sysexits' "try again")."""
+
+WHOLE = {"detection": "mixview.detection.judging:detect"}
+"""Protocols that open images and encoder themselves: a function of the encoder, its own `protocol` (a column says
+`recipe`) and options, which returns a result for each of its trials."""
 
 SIGNS = ("std", "effective_rank", "alignment", "uniformity")
 
@@ -68,17 +77,13 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
     opened: dict[str, Case] = {}
     for column, judgement in cell.evaluate.items():
         metric = judgement["metric"]
-        evaluation = build(cell, run, judgement)
-        images = {each: getattr(evaluation, each) for each in ("data", "train", "test", "test_data", "data_options")}
-        shown = json.dumps(images, sort_keys=True)
-        if shown not in opened:
-            opened[shown] = evaluation.open()
-        result = evaluation.result(opened[shown])
-        if metric not in result.metrics:
-            raise ValueError(f"{column}: {evaluation.protocol} has no {metric!r}: it has {', '.join(result.metrics)}")
-        metrics[column] = round(result.metrics[metric], 4)
-        protocols[column] = f"{metric}; {result.words} On {result.data}."
-        warnings |= dict.fromkeys(result.warnings)
+        found = measure(cell, run, judgement, opened)
+        if metric not in found[0].metrics:
+            known = ", ".join(found[0].metrics)
+            raise ValueError(f"{column}: {judgement['protocol']} has no {metric!r}: it has {known}")
+        metrics[column] = round(statistics.fmean(result.metrics[metric] for result in found), 4)
+        protocols[column] = f"{metric}; {found[0].words} On {found[0].data}."
+        warnings |= dict.fromkeys(warning for result in found for warning in result.warnings)
     judging = time.process_time() - began
     training = {} if cell.encoder is not None else of_training(run)
     environment = describe_environment()
@@ -102,12 +107,34 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
     )
 
 
-def build(cell: Cell, run: Path, judgement: dict[str, Any]) -> Evaluation:
-    """The evaluation that a column asks for."""
-    known = {each.protocol: each for each in PROTOCOLS}
-    name = judgement["protocol"]
+def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, Case]) -> list[Result]:
+    """What a column asks for: one result, or one a trial. Images that were opened for an earlier one stay open."""
+    known: dict[str, type[Evaluation]] = {each.protocol: each for each in PROTOCOLS}
+    name, options = judgement["protocol"], options_of(cell, run, judgement)
+    if name in WHOLE and (whole := load_function(WHOLE[name])) is not None:
+        place = {"out": str(run), "resume": (run / name).exists()}
+        return list(whole(protocol=options.pop("recipe"), **(place | options)))
     if name not in known:
         raise ValueError(f"there is no protocol {name!r} to judge by: there are {', '.join(known)}")
+    evaluation = known[name](**options)
+    images = {each: getattr(evaluation, each) for each in ("data", "train", "test", "test_data", "data_options")}
+    shown = json.dumps(images, sort_keys=True)
+    if shown not in opened:
+        opened[shown] = evaluation.open()
+    return [evaluation.result(opened[shown])]
+
+
+def load_function(where: str) -> Callable[..., Iterable[Result]] | None:
+    """The function `package.module:function`, None where there is no such module."""
+    module, _, function = where.partition(":")
+    if importlib.util.find_spec(module.rpartition(".")[0]) is None:
+        return None
+    found: Callable[..., Iterable[Result]] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def options_of(cell: Cell, run: Path, judgement: dict[str, Any]) -> dict[str, Any]:
+    """The options of a protocol, encoder and images among them."""
     options = {key: value for key, value in judgement.items() if key not in ("protocol", "metric")}
     chosen: dict[str, Any] = {"seed": cell.seed, "workers": 0, **cell.labelled}
     if cell.encoder is None:
@@ -117,7 +144,7 @@ def build(cell: Cell, run: Path, judgement: dict[str, Any]) -> Evaluation:
         chosen |= {key: cell.settings[key] for key in ("size", "channels") if key in cell.settings}
         if cell.encoder == "random":
             chosen["backbone"] = cell.settings["backbone"]
-    return known[name](**(chosen | options))
+    return chosen | options
 
 
 def of_training(run: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ class Cell:
     @property
     def key(self) -> str:
         """A hash of everything that was set, but for the judgements: studies share the runs that they both ask for."""
-        deciding = [self.settings, self.labelled, self.encoder]
+        what = {name: value for name, value in self.settings.items() if name not in WHERE}
+        deciding = [what, self.labelled, self.encoder]
         return hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=5).hexdigest()
 
     @property
@@ -88,7 +90,7 @@ class Cell:
     def epochs(self) -> int:
         return 0 if self.encoder else int(self.pretraining.epochs)
 
-    @property
+    @cached_property
     def pretraining(self) -> Pretraining:
         """The settings of its run, with all defaults."""
         return from_plain(copy.deepcopy(self.settings))

@@ -115,7 +115,7 @@ class Runner:
                         len(todo),
                         *self.ahead(waiting, running, estimate, pace),
                     )
-                    time.sleep(0.2)
+                    time.sleep(0.5)
             finally:
                 self.stop(running, estimate)
 

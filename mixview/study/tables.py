@@ -67,7 +67,7 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
         return "\n".join([*lines, "No figures yet.", ""])
     for data in dict.fromkeys(row.data for row in rows):
         part = [row for row in rows if row.data == data]
-        lines += [f"### {data or study.name}", "", *measured(part, study), ""]
+        lines += [f"### {data or study.name}", "", *measured(part, study), "", *above_random(part, study.baseline)]
         if study.baseline is not None:
             lines += difference_tables(part, study)
     lines += notes(study, found.values())
@@ -84,6 +84,25 @@ def measured(rows: Sequence[Row], study: Study) -> list[str]:
             values = list(row.figures(column).values())
             table[-1].append(str(summarise(values)) if values else "")
     return markdown(table)
+
+
+def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linear", enough: float = 10.0) -> list[str]:
+    """How far the baselines are above a random encoder: a comparison with one that has hardly learned says nothing."""
+    chance = next((row.figures(column) for row in rows if row.cells[0].encoder == "random" and row.figures(column)), {})
+    if baseline is None or not chance:
+        return []
+    floor = summarise(list(chance.values())).mean
+    learned = {
+        row.label: summarise(list(row.figures(column).values())).mean - floor
+        for row in rows
+        if row.objective == baseline and row.figures(column)
+    }
+    if not learned:
+        return []
+    few = [label for label, gain in learned.items() if gain < enough]
+    told = ", ".join(f"{label} {gain:+.1f}" for label, gain in learned.items())
+    warning = f" **Less than {enough:g} points, and no ground to compare on: {', '.join(few)}.**" if few else ""
+    return [f"Above the random encoder ({column}): {told}.{warning}", ""]
 
 
 def of_seeds(row: Row) -> str:

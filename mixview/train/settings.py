@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mixview.backbones import Backbone
+from mixview.either import Either
 from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, mixco, mochi, moco_v1, moco_v2
 from mixview.methods.imix import batch_keys
-from mixview.mixing import CutMix, Either, Mixer, Mixup, Partner
+from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 

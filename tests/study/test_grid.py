@@ -49,6 +49,7 @@ def test_the_key_is_of_the_settings_and_of_nothing_else() -> None:
     again, *_ = grid.expand("another", trial()).cells
     assert again.key == first.key
     assert replace(first, evaluate={}).key == first.key  # judged otherwise, it is still the same run
+    assert replace(first, settings=first.settings | {"accelerator": "cuda"}).key == first.key
     assert replace(first, settings=first.settings | {"batch": 8}).key != first.key
     assert "seed" in first.resolved()
     assert not {"out", "workers", "max_time"} & set(first.resolved())

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from mixview.cli import main
+from mixview.evaluate.results import Result
 from mixview.study import cell as cells
 from mixview.study import command, grid, results
 from mixview.study.running import Runner, StudyError
@@ -97,6 +98,28 @@ def test_judgements_that_there_are_not(tmp_path: Path) -> None:
     (cell,) = grid.expand("bad", text).cells
     with pytest.raises(ValueError, match="k-NN: knn has no 'top-7': it has top-1"):
         cells.judge(cell, tmp_path)
+
+
+def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cells.WHOLE, "detection", f"{__name__}:detect")
+    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [3]}])
+    text["evaluate"] = {"AP50": {"protocol": "detection", "recipe": "small-c4", "trials": 2, "metric": "AP50"}}
+    (cell,) = grid.expand("found", text).cells
+    result = cells.judge(cell, tmp_path)
+    assert result.metrics == {"AP50": 15.0}
+    assert result.protocols == {"AP50": "AP50; random small-c4 3. On scenes."}
+
+
+def detect(encoder: str, protocol: str, resume: bool, trials: int, **options: object) -> list[Result]:
+    """Stands in for a detector that is trained."""
+    assert options["data_options"] == {"count": 64, "size": 16}
+    assert not resume
+    assert options["out"]
+    words = f"{encoder} {protocol} {options['seed']}."
+    return [
+        Result(protocol="detection", metrics={"AP50": 10.0 * number}, words=words, encoder="", data="scenes")
+        for number in range(1, trials + 1)
+    ]
 
 
 def test_a_cell_travels_between_processes_as_json() -> None:

@@ -29,6 +29,17 @@ def test_tables_have_means_differences_and_costs() -> None:
     assert "weight decay chosen" in text
 
 
+def test_baselines_that_hardly_learn_are_named() -> None:
+    study, found = complete()
+    rows = tables.rows_of(study, found)
+    told = tables.above_random(rows, "SIM", "k-NN")
+    assert told == ["Above the random encoder (k-NN): MoCo v2 · SIM +20.0.", ""]
+    told = tables.above_random(rows, "SIM", "k-NN", enough=25)
+    assert "**Less than 25 points, and no ground to compare on: MoCo v2 · SIM.**" in told[0]
+    assert tables.above_random(rows, None) == []
+    assert tables.above_random(rows, "SIM", "linear") == []
+
+
 def test_a_partial_table_says_how_partial_it_is() -> None:
     study, found = complete(missing=("wbsim-s1", "sim-1.75"))
     text = tables.render(study, found)
