@@ -3,7 +3,8 @@
     python examples/demo.py --out demo
 
 Two runs of `mixview pretrain`, one a core; then both encoders, a random one and raw pixels are judged on scenes that no
-run has seen, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it: demo/report.html.
+run has seen, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
+demo/report.html.
 """
 
 import argparse
