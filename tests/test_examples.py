@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 @pytest.mark.parametrize(
     "command",
     [
-        ["demo.py", "--count", "128", "--epochs", "1"],
+        ["demo.py", "--count", "128", "--epochs", "2"],
         ["plain_pytorch.py", "--steps", "3"],
         ["lightning_trainer.py", "--epochs", "1"],
         ["with_lightly.py", "--steps", "3"],

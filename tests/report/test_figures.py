@@ -35,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_mixtures_of_a_run_and_of_any_images(runs: list[str], tmp_path: Path) -> None:
     main(["figure", "mixtures", runs[0], "--out", str(tmp_path / "a"), "--pairs", "1", "--lams", "[0.8, 0.2]"])
     check(tmp_path / "a", "CutMix", "Mixup", "λ = 0.8", "20% of the first")
-    images = coloured(tmp_path / "set", {"a": 2, "b": 2}, size=80)
+    images = coloured(tmp_path / "set", {"a": 2, "b": 2}, size=70)
     main(["figure", "mixtures", str(images), "--out", str(tmp_path / "b.png")])
     check(tmp_path / "b")
     with pytest.raises(SystemExit, match="20 pairs need 40 images"):
