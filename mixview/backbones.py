@@ -305,13 +305,13 @@ def timm_model(
 ) -> tuple[nn.Module, bool]:
     """A timm model without its classifier, and whether it is a ResNet."""
     timm = library("timm")
-    options = timm_options(name, size, channels) | {"pretrained": pretrained}
     architecture, _, tag = name.partition(".")
     if tag and not timm.models.is_model_pretrained(name):
         tags = [full.partition(".")[2] for full in timm.list_pretrained(architecture)]
         raise ValueError(f"timm has no weights {tag!r} of {architecture}: it has {', '.join(tags) or 'none'}")
     if pretrained and not timm.models.is_model_pretrained(name):
         raise ValueError(f"timm has no ImageNet weights of {name}: leave weights out, or pass a file")
+    options = timm_options(name, size, channels) | {"pretrained": pretrained}
     if is_resnet := is_timm_resnet(name):
         options["zero_init_last"] = zero_init_residual
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonargparse import capture_parser
 
 from mixview.cli import expand, main
@@ -34,7 +35,7 @@ def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="module")
 def parser() -> Any:
-    return capture_parser(lambda: main(["recipes"]))
+    return capture_parser(lambda: main([]))  # of a command alone, the others would not be there
 
 
 @pytest.fixture
@@ -97,10 +98,15 @@ def test_a_wrong_command_would_be_noticed(line: str, parser: Any) -> None:
 
 
 def test_every_block_has_a_language_that_is_checked() -> None:
-    known = {"sh", "python", "diff", "text", "{toctree}", "bibtex"}
+    known = {"sh", "python", "yaml", "diff", "text", "{toctree}", "bibtex"}
     for path in DOCUMENTS:
         fences = re.findall(r"^```(\S*)$", path.read_text(), re.MULTILINE)
         assert set(fences[::2]) <= known, path
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_yaml_blocks_are_yaml(path: Path) -> None:
+    assert all(isinstance(yaml.safe_load(block), dict) for block in blocks(path, "yaml"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -94,7 +94,7 @@ def read(folder: str | Path) -> list[Result]:
             results.append(Result(**content))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the result {path} cannot be read ({error}): remove it, and evaluate again") from None
-    return sorted(results, key=lambda result: result.made)
+    return sorted(results, key=lambda result: (result.made, result.seed))  # several may be of one second
 
 
 def summarise(results: Iterable[Result]) -> list[Row]:
