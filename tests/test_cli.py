@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mixview.cli import main
+from mixview.cli import expand, main
 from tests.data.writing import needs_data, write_classes
 
 
@@ -73,3 +73,9 @@ def test_make_writes_what_show_opens(layout: str, tmp_path: Path, capsys: pytest
 def test_show_real(tmp_path: Path) -> None:
     main(["data", "show", "voc2007", "--split", "test", "--out", str(tmp_path / "a.png")])
     assert (tmp_path / "a.png").stat().st_size > 100_000
+
+
+def test_a_study_is_run_by_its_name_alone() -> None:
+    assert expand(["study", "paper-small", "--dry-run"]) == ["study", "run", "paper-small", "--dry_run=true"]
+    assert expand(["study", "show", "study"]) == ["study", "show", "study"]
+    assert expand(["study", "--help"]) == ["study", "--help"]

@@ -88,10 +88,15 @@ def measured(rows: Sequence[Row], study: Study) -> list[str]:
 
 def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linear", enough: float = 10.0) -> list[str]:
     """How far the baselines are above a random encoder: a comparison with one that has hardly learned says nothing."""
-    chance = next((row.figures(column) for row in rows if row.cells[0].encoder == "random" and row.figures(column)), {})
+    untrained = [
+        row.figures(column)
+        for row in rows
+        if row.cells[0].encoder == "random" and row.cells[0].evaluate.get(column, {}).get("protocol") != "supervised"
+    ]
+    chance = [value for figures in untrained for value in figures.values()]
     if baseline is None or not chance:
         return []
-    floor = summarise(list(chance.values())).mean
+    floor = summarise(chance).mean
     learned = {
         row.label: summarise(list(row.figures(column).values())).mean - floor
         for row in rows
