@@ -22,7 +22,7 @@ from mixview.report.reproducing import command
 from mixview.report.runs import Gathered, Run
 from mixview.report.showing import Data, Shown, changed_data, held_out, open_data, original_images, read_images
 from mixview.report.sprites import make_sprites
-from mixview.report.strips import COLUMNS, make_strip
+from mixview.report.strips import COLUMNS, found_by_detectors, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.train.progress import duration
 
@@ -36,6 +36,7 @@ class Budget(NamedTuple):
     sprites: int = 5_000_000
     points: int = 3_000_000
     strips: int = 1_500_000
+    detections: int = 600_000
     curve_points: int = 8_000
     """For each metric, of all runs together."""
 
@@ -186,6 +187,7 @@ def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str,
         "notes": notes,
         "curves": {name: curve._asdict() for name, curve in follow(run, points).items()},
         "strip": strip_of(run, opened.data, budget.strips // max(runs, 1)),
+        "detections": [each._asdict() for each in found_by_detectors(run, budget.detections // max(runs, 1))],
         "set": key,
         "map": None if found is None else pack_map(found),
         "answers": None if key is None or found is None else answers_of(found, gallery.sets[key]),

@@ -56,7 +56,8 @@ def open_data(run: Run) -> Data:
         raise SourceError("its settings do not say what it was trained on")
     whole = open_source(data, run.config.get("split"), **options)
     share, seed = (run.config.get("watch") or {}).get("hold_out", 0.1), run.config.get("seed") or 0
-    learned, held, _ = hold_out(whole, data, options, run.config.get("validation"), float(share), int(seed))
+    validation, part = run.config.get("validation"), run.config.get("validation_split")
+    learned, held, _ = hold_out(whole, data, options, validation, float(share), int(seed), part)
     return Data(whole, learned, None if held is None else held.questions)
 
 

@@ -1,4 +1,4 @@
-"""What a run saw: its images, and below them the views and the mixtures of `views.png`."""
+"""What a run saw: its images, and below them the views and the mixtures of `views.png`; and what detectors found."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -56,6 +56,26 @@ def make_strip(run: Run, originals: Sequence[Pixels], budget: int) -> Strip | No
         for number, original in enumerate(originals[:COLUMNS]):
             whole.paste(crop(original, round(tile)), (round(gap + number * (tile + gap)), round(gap)))
         picture, names = whole, ["images", *names]
+    return Strip(*shrink(picture, budget), names)
+
+
+def found_by_detectors(run: Run, budget: int) -> list[Strip]:
+    """What the detectors of a run found: the picture of the first trial of each protocol and data set."""
+    pictures = sorted(run.path.glob("detection/*/detections.png"), reverse=True)
+    trials = {path.parent.name.rpartition("-seed-")[0]: path for path in pictures}
+    shown = []
+    for name, path in sorted(trials.items()):
+        try:
+            with Image.open(path) as opened:
+                picture = opened.convert("RGB")
+        except (OSError, ValueError):
+            continue
+        shown.append(Strip(*shrink(picture, budget // len(trials)), [name]))
+    return shown
+
+
+def shrink(picture: Image.Image, budget: int) -> tuple[str, int, int]:
+    """A picture as an address, its width and height: as large as fits into so many bytes."""
     for width in WIDTHS:
         small = picture
         if picture.width > width:
@@ -63,4 +83,4 @@ def make_strip(run: Run, originals: Sequence[Pixels], budget: int) -> Strip | No
         content = encode_jpeg(small, 85 if width > 640 else 75)
         if len(content) <= budget:
             break
-    return Strip(as_address(content, "jpeg"), small.width, small.height, names)
+    return as_address(content, "jpeg"), small.width, small.height

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mixview.report.page import report
 from tests.report.written import SCRIPT, judged, write_images, write_run
@@ -38,6 +39,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     second = write_run(root / "other" / "script>", data, "wbsim", knn=0.6, results_of={"top-1": 50.0})
     third = write_run(root / "<img src=x onerror=alert(2)>", data, "bsim", seed=1, results_of={"top-1": 40.0})
     results.save(judged("raw pixels", {"top-1": 10.0}), root / "without")
+    trial = second / "detection" / "voc-c4-VOCdevkit-seed-0"
+    trial.mkdir(parents=True)
+    Image.new("RGB", (64, 48), "red").save(trial / "detections.png")
     folders = [str(path) for path in (first, second, third, root / "without")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIXVIEW_CACHE", str(root / "cache"))
@@ -118,6 +122,13 @@ def test_clicking_shows_neighbours_and_mixtures_of_both_runs(page: "sync_api.Pag
         assert side.locator(".tile canvas").count() == 8
         assert side.locator(".mixture").count() == 2
         assert "likeness" in side.locator(".mixture").first.inner_text()
+
+
+def test_what_detectors_found_is_shown(page: "sync_api.Page") -> None:
+    picture = page.locator("#detections img")
+    assert picture.count() == 1
+    assert picture.evaluate("image => image.naturalWidth") == 64
+    assert page.locator("#detections figcaption").inner_text() == "voc-c4-VOCdevkit"
 
 
 def test_the_keyboard_does_the_same(page: "sync_api.Page") -> None:

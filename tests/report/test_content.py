@@ -14,7 +14,7 @@ from mixview.report.confusions import confuse
 from mixview.report.curves import follow, thin_out
 from mixview.report.runs import gather, read_run
 from mixview.report.sprites import make_sprites
-from mixview.report.strips import make_strip
+from mixview.report.strips import found_by_detectors, make_strip
 from mixview.report.table import tabulate
 from tests.report.written import judged, write_run
 
@@ -95,3 +95,13 @@ def test_the_strip_has_a_name_for_every_row(tmp_path: Path) -> None:
     assert strip.height > strip.width * 3 / 8
     (run.path / "views.png").write_bytes(b"torn")
     assert make_strip(run, [], 10**6) is None
+
+
+def test_the_first_trial_of_each_detector_is_shown(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "scenes", "bsim"))
+    assert found_by_detectors(run, 10**6) == []
+    for name, side in (("voc-c4-voc-seed-0", 10), ("voc-c4-voc-seed-1", 20), ("small-fpn-scenes-seed-3", 30)):
+        (run.path / "detection" / name).mkdir(parents=True)
+        Image.new("RGB", (side, side)).save(run.path / "detection" / name / "detections.png")
+    shown = found_by_detectors(run, 10**6)
+    assert [(strip.rows, strip.width) for strip in shown] == [(["small-fpn-scenes"], 30), (["voc-c4-voc"], 10)]

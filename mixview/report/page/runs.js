@@ -58,6 +58,16 @@ function seenSection() {
     el("b", {}, "Good: one can still tell what a view shows"), ", and two views of an image differ in everything that does not matter. A mixture has parts of two images, and should be near to both."], blocks);
 }
 
+function detectionSection() {
+  if (!DATA.runs.some((run) => run.detections.length)) return null;
+  const blocks = sides((run) => (run.detections.length
+    ? run.detections.map(({ source, width, height, rows }) => el("figure", { class: "detections" }, el("figcaption", { class: "small" }, rows[0]),
+      el("img", { src: source, width, height, alt: `Test images of ${rows[0]}: the objects that are there, and below them those that were found` })))
+    : el("p", { class: "note" }, "No detector was trained from this run's encoder.")));
+  return section("detections", "What detectors found", ["The run's encoder, made into a detector and fine-tuned: test images with the objects that are there, and below them those that it found. ",
+    el("b", {}, "Good: the same boxes and masks in both rows"), ", with few beside them."], blocks);
+}
+
 function costSection() {
   if (!DATA.runs.length) return null;
   const columns = [{ title: "run", text: true }, { title: "time" }, { title: "steps" }, { title: "images a second" }, { title: "on", text: true }];
