@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import nn
 
 from mixview import CutMix, Identity, Mixup, Objective, bsim, mixaug, sim, wbsim
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, mixco, mochi, moco_v1, moco_v2
+from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
 from mixview.methods.imix import batch_keys
 from mixview.nn import MLP
 
@@ -40,8 +40,8 @@ SMALL_QUEUE = {"dim": 5, "queue_size": 24, "momentum": 0.9}
 RELATIVES: dict[str, Callable[[bool], Method]] = {
     "imix": lambda norm: i_mix(encoder(norm), WIDTH, MLP((WIDTH, WIDTH, 5), norm)),
     "imix-moco": lambda norm: moco_v2(encoder(norm), WIDTH, contrast=batch_keys, **SMALL_QUEUE),
-    "mixco": lambda norm: mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
-    "mochi": lambda norm: mochi(encoder(norm), WIDTH, hardest=6, pairs=4, with_query=3, **SMALL_QUEUE),
+    "mixco": lambda norm: moco_mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
+    "mochi": lambda norm: moco_mochi(encoder(norm), WIDTH, hardest=6, pairs=4, with_query=3, **SMALL_QUEUE),
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),
     "unmix-moco": lambda norm: UnMix(METHODS["moco-v2"](norm)),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),

@@ -4,8 +4,8 @@ from mixview.methods.byol import BYOL
 from mixview.methods.gradcache import cached_backward
 from mixview.methods.imix import i_mix
 from mixview.methods.method import Method, backward
-from mixview.methods.mixco import mixco
-from mixview.methods.mochi import mochi
+from mixview.methods.mixco import moco_mixco
+from mixview.methods.mochi import moco_mochi
 from mixview.methods.moco import MoCo, moco_v1, moco_v2
 from mixview.methods.simclr import SimCLR
 from mixview.methods.simsiam import SimSiam
@@ -23,8 +23,8 @@ __all__ = [
     "backward",
     "cached_backward",
     "i_mix",
-    "mixco",
-    "mochi",
+    "moco_mixco",
+    "moco_mochi",
     "moco_v1",
     "moco_v2",
 ]

@@ -1,6 +1,6 @@
 """MixCo (Kim et al., 2020): MoCo with semi-positive pairs of a mixture and its parents, told from all keys there are.
 
-    method = mixco(encoder, feature_dim)
+    method = moco_mixco(encoder, feature_dim)
     objective = wbsim(1.0, 1.0, Mixup(per_sample=True, partner="permutation"))     # MoCo's loss + beta times MixCo's
 
 Its loss differs from Eq. 3 in two things: the other keys of the batch, both parents among them, stand in the
@@ -27,7 +27,7 @@ def semi_positive(
     return batch_keys(q, keys, queue, mixture, mix_temperature, step)
 
 
-def mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float = 1.0, **options: Any) -> MoCo:
+def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float = 1.0, **options: Any) -> MoCo:
     """MoCo v2 with MixCo's loss. `options` are `moco_v2`'s.
 
     Args:

@@ -78,7 +78,7 @@ class HardNegatives:
         return first, (first + other) % self.hardest, a, third, b
 
 
-def mochi(
+def moco_mochi(
     encoder: nn.Module,
     feature_dim: int,
     *,

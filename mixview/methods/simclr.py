@@ -13,7 +13,7 @@ from mixview.nn import MLP, Projected
 from mixview.objective import Term
 
 Contrast = Callable[..., Tensor]
-"""A loss like `nt_xent`: (mixed_z, plain_z, mixture, temperature, *, rows) -> scalar."""
+"""A loss like `nt_xent`: `(mixed_z, plain_z, mixture, temperature, *, rows) -> scalar`."""
 
 
 @final

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mixview.backbones import Backbone
 from mixview.either import Either
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, mixco, mochi, moco_v1, moco_v2
+from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
 from mixview.methods.imix import batch_keys
 from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
@@ -204,5 +204,5 @@ def build_moco(name: MethodName, backbone: Backbone, head: Head, steps: int) -> 
         pairs, with_query = head.synthetic or (hardest, hardest // 8)
         start = round((head.synthetic_from or 0.0) * steps)
         options |= {"hardest": hardest, "pairs": pairs, "with_query": with_query, "start": start}
-    make: Callable[..., Method] = {"mocov1": moco_v1, "mixco": mixco, "mochi": mochi}.get(name, moco_v2)
+    make: Callable[..., Method] = {"mocov1": moco_v1, "mixco": moco_mixco, "mochi": moco_mochi}.get(name, moco_v2)
     return make(backbone.encoder, backbone.feature_dim, **options)
