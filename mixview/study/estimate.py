@@ -8,7 +8,7 @@ from mixview.study.grid import Cell
 from mixview.study.results import CellResult
 
 USUAL = 7.5e-7
-"""Seconds of a core for a forward pass of the small ResNet, a pixel, on a machine that is busy: a guess to begin with."""
+"""Seconds of a core for a forward pass of the small ResNet, a pixel, on a busy machine: a guess to begin with."""
 
 JUDGING = 30.0
 """Seconds for judging, likewise."""
