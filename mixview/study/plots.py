@@ -75,11 +75,12 @@ def finals(rows: Sequence[Row], untrained: Sequence[Row], column: str) -> Any:
             for line, (name, whole) in enumerate(AXES):
                 x = [float(np.mean([whole(result) for result in row.results])) for row in members]
                 order = np.argsort(x)
+                joined = len({row.results[0].steps for row in members}) > 1  # budgets; other knobs have no order
                 axes[line][number].errorbar(
                     np.array(x)[order],
                     np.array([score.mean for score in scores])[order],
                     yerr=np.array([score.std or 0.0 for score in scores])[order],
-                    marker="o", markersize=4, capsize=2, linewidth=1, label=objective,
+                    marker="o", markersize=4, capsize=2, linestyle="-" if joined else "", linewidth=1, label=objective,
                 )  # fmt: skip
                 axes[line][number].set_xlabel(name)
         for row in untrained:

@@ -60,7 +60,7 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
         lines += [what, ""]
     state = "Complete" if done == total else f"**Partial: {done} of {total} cells are done**"
     dates = sorted(result.made[:10] for result in found.values())
-    when = f", {dates[0]} to {dates[-1]}" if dates else ""
+    when = f", {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     spent = sum(result.cpu_seconds + result.judging_seconds for result in found.values()) / 3600
     lines += [f"{state}; seeds {', '.join(map(str, seeds))}{when}; {spent:.1f} core-hours in all.", ""]
     if not found:
@@ -164,10 +164,12 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
 def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
     """How the columns were measured, and what to be warned of."""
     found = list(found)
-    lines = [
-        "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward pass as two.",
-        "",
-    ]
+    lines = []
+    if study.baseline is not None:
+        lines = [
+            "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",
+            "",
+        ]
     words: dict[str, None] = {}
     for column in study.columns:
         told = [result.protocols[column] for result in found if column in result.protocols]
