@@ -58,7 +58,8 @@ def report(
             print(f"{run['name']}: {note}")
     for note in content["notes"]:
         print(note)
-    print(f"wrote {out}: {len(content['runs'])} runs, {len(page) / 1e6:.1f} MB")
+    count = len(content["runs"])
+    print(f"wrote {out}: {count} {'run' if count == 1 else 'runs'}, {len(page) / 1e6:.1f} MB")
     return out
 
 
