@@ -77,9 +77,9 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
 def measured(rows: Sequence[Row], study: Study) -> list[str]:
     """Mean ± standard deviation of every column."""
     columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in rows)]
-    table = [["", "seeds", "steps", "passes", "CPU min", *columns]]
+    table = [["", "seeds", "steps", "passes", "CPU min", "rank", *columns]]
     for row in rows:
-        table.append([row.label, of_seeds(row), *cost_of(row, rows, study.baseline)])
+        table.append([row.label, of_seeds(row), *cost_of(row, rows, study.baseline), rank_of(row)])
         for column in columns:
             values = list(row.figures(column).values())
             table[-1].append(str(summarise(values)) if values else "")
@@ -129,6 +129,12 @@ def cost_of(row: Row, rows: Sequence[Row], baseline: str | None) -> list[str]:
     return [f"{first.steps:,}", relative, f"{minutes:.1f}"]
 
 
+def rank_of(row: Row) -> str:
+    """The effective rank of what was learned, by the last look: few dimensions are the first sign of a collapse."""
+    ranks = [each.signs["effective_rank"] for each in row.results if "effective_rank" in each.signs]
+    return f"{summarise(ranks).mean:.0f}" if ranks else ""
+
+
 def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     """Paired differences to the baseline of as many steps, and to that of as much compute."""
     assert study.baseline is not None
@@ -164,9 +170,9 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
 def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
     """How the columns were measured, and what to be warned of."""
     found = list(found)
-    lines = []
+    lines = ["Rank: effective dimensions of the projections by the run's last look; few are a sign of collapse.", ""]
     if study.baseline is not None:
-        lines = [
+        lines += [
             "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",
             "",
         ]

@@ -19,10 +19,10 @@ def complete(missing: tuple[str, ...] = ()) -> tuple[grid.Study, dict[str, resul
 def test_tables_have_means_differences_and_costs() -> None:
     text = tables.render(*complete())
     assert "Complete; seeds 0, 1" in text
-    assert "| MoCo v2 · SIM | 2 | 16 | 1.00 | 0.8 | 50.5 ± 0.7 |" in text
-    assert "| MoCo v2 · SIM × 1.75 | 2 | 28 | 1.75 | 1.4 | 52.5 ± 0.7 |" in text
-    assert "| MoCo v2 · WBSIM | 2 | 16 | 1.75 | 0.8 | 53.2 ± 0.4 |" in text
-    assert "| random | 2 |  |  |  | 30.5 ± 0.7 |" in text
+    assert "| MoCo v2 · SIM | 2 | 16 | 1.00 | 0.8 | 12 | 50.5 ± 0.7 |" in text
+    assert "| MoCo v2 · SIM × 1.75 | 2 | 28 | 1.75 | 1.4 | 12 | 52.5 ± 0.7 |" in text
+    assert "| MoCo v2 · WBSIM | 2 | 16 | 1.75 | 0.8 | 12 | 53.2 ± 0.4 |" in text
+    assert "| random | 2 |  |  |  |  | 30.5 ± 0.7 |" in text
     steps, compute = text.split("Less SIM at equal steps")[1].split("Less SIM at equal compute")
     assert "| MoCo v2 · WBSIM | 2 | +2.8 [-0.4, +5.9] |" in steps
     assert "| MoCo v2 · WBSIM (less SIM × 1.75) | 2 | +0.8 [-2.4, +3.9] |" in compute
