@@ -52,6 +52,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/detection.py
+	$(BIN)/python benchmarks/detection_photographs.py
 	$(BIN)/python benchmarks/detection_by_heart.py
 
 clean:
