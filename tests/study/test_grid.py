@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,3 +119,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     own.write_text(f"base: {own}\n")
     with pytest.raises(ValueError, match="is its own base"):
         grid.read(str(own))
+
+
+def test_the_documentation_has_every_study_and_its_size() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
+    told = {name: int(cells) for name, cells in re.findall(r"^\| `([\w-]+)` \|.*\| (\d+) \|$", page, re.MULTILINE)}
+    assert told == {name: len(grid.read(name).cells) for name in grid.names()}
