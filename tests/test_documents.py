@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
+
+from mixview.study import grid
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not {"generated", "_build"} & set(path.parts)]
@@ -35,8 +36,13 @@ def test_every_block_has_a_language_that_is_checked() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_yaml_blocks_are_yaml(path: Path) -> None:
-    assert all(isinstance(yaml.safe_load(block), dict) for block in blocks(path, "yaml"))
+def test_yaml_blocks_are_studies(path: Path, tmp_path: Path) -> None:
+    for block in blocks(path, "yaml"):
+        file = tmp_path / "mine.yaml"
+        file.write_text(block)
+        study = grid.read(str(file))
+        assert study.cells
+        assert all(cell.pretraining.config() for cell in study.cells)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
