@@ -2,7 +2,7 @@
 
 Real data and full sizes would take weeks, so options that make a command small are added behind those of the document;
 launchers get two processes on this machine. What cannot be run here is looked up: `make` has the target, `pip` has the
-extra (tests/test_wheel.py installs them), and of `srun` the command behind it is run.
+extra, and of `srun` the command behind it is run.
 """
 
 import os

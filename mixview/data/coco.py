@@ -85,7 +85,10 @@ class Coco(ImageFiles):
         self._areas = None if None in areas else np.array(areas, dtype=np.float64)
         segmentations = [each.get("segmentation") for each in annotations]
         self._shapes = PackedStrings(pack_segmentation(each) for each in segmentations)
-        self._has_masks = all(segmentations)
+        # What has no area has no outline either; a set without any outline has no masks at all.
+        empty = (self._boxes[:, 2:] <= self._boxes[:, :2]).any(1)
+        self._outlined = np.array([bool(each) for each in segmentations], dtype=np.bool_) | empty
+        self._has_masks = any(segmentations) or not segmentations
 
     def label_sets(self) -> npt.NDArray[np.int8]:
         table = np.zeros((len(self), len(self.category_ids)), dtype=np.int8)
@@ -95,7 +98,7 @@ class Coco(ImageFiles):
     def objects(self, index: int) -> Objects:
         own = slice(int(self._starts[index]), int(self._starts[index + 1]))
         masks = None
-        if self._draws_masks and self._has_masks:
+        if self._draws_masks and self._has_masks and self._outlined[own].all():
             height, width = (int(size) for size in self._sizes[index])
             masks = np.zeros((own.stop - own.start, height, width), dtype=np.bool_)
             for number in range(own.start, own.stop):

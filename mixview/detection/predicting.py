@@ -123,9 +123,9 @@ def detections_of(found: dict[str, Tensor]) -> Detections:
     """What torchvision's detectors say of an image, as arrays; a mask is where it is more likely than not."""
     masks = found.get("masks")
     return Detections(
-        found["boxes"].double().cpu().numpy(),
+        found["boxes"].cpu().double().numpy(),
         found["labels"].cpu().numpy() - 1,
-        found["scores"].double().cpu().numpy(),
+        found["scores"].cpu().double().numpy(),
         None if masks is None else encode_masks((masks[:, 0] > 0.5).cpu().numpy()),
     )
 

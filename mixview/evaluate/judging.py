@@ -239,7 +239,7 @@ class Knn(Evaluation):
             bank, bank_labels, queries, classes=classes, top=top, k=self.k, temperature=self.temperature
         )
         hits = ranked == labels.unsqueeze(1)
-        found = {f"top-{each}": float(hits[:, :each].any(1).double().mean()) for each in sorted({1, top})}
+        found = {f"top-{each}": float(hits[:, :each].any(1).cpu().double().mean()) for each in sorted({1, top})}
         words = (
             f"the {self.k} nearest training images by cosine vote with exp(cosine / {self.temperature:g}), "
             f"features of a {CentreCrop(case.subject.size).words}."

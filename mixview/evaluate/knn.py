@@ -38,7 +38,7 @@ def knn_accuracy(
     ranked = knn_predict(
         bank, bank_labels, queries, classes=classes, top=top, k=k, temperature=temperature, chunk=chunk
     )
-    return float((ranked == labels.to(ranked.device).unsqueeze(1)).any(1).double().mean())
+    return float((ranked == labels.to(ranked.device).unsqueeze(1)).any(1).cpu().double().mean())
 
 
 @torch.no_grad()

@@ -135,5 +135,5 @@ def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int
     scores = {}
     for strength in STRENGTHS:
         fit = logistic_regression(features[~held], labels[~held], classes=classes, strength=strength, tolerance=1e-4)
-        scores[strength] = float((fit(features[held]).argmax(1) == labels[held]).double().mean())
+        scores[strength] = float((fit(features[held]).argmax(1) == labels[held]).cpu().double().mean())
     return max(STRENGTHS, key=lambda strength: (scores[strength], strength))

@@ -225,4 +225,4 @@ def top1(scores: Tensor, labels: Tensor, kept: Sequence[int]) -> float | None:
     if not single_label(labels):
         return None
     guess = torch.tensor(kept, device=scores.device)[scores.argmax(1)]
-    return float((guess == labels.argmax(1)).double().mean())
+    return float((guess == labels.argmax(1)).cpu().double().mean())

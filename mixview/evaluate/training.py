@@ -238,7 +238,7 @@ def accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Top-1 and, of more than five classes, top-5 of scores [N, classes], each 0 to 1."""
     wanted = {"top-1": 1} | ({"top-5": 5} if scores.shape[1] > 5 else {})
     ranked = scores.topk(max(wanted.values()), dim=1).indices == labels.to(scores.device).unsqueeze(1)
-    return {name: float(ranked[:, :top].any(1).double().mean()) for name, top in wanted.items()}
+    return {name: float(ranked[:, :top].any(1).cpu().double().mean()) for name, top in wanted.items()}
 
 
 def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate import results
 from mixview.evaluate.results import Row, figure
+from mixview.evaluate.transforms import MARGIN
 from mixview.formats.written import Cargo, Written, fill_path
 
 METHODS = {
@@ -64,6 +65,14 @@ def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, fil
     return "\n\n".join(sections) + "\n"
 
 
+def is_card(path: Path) -> bool:
+    """Whether a file is such a card."""
+    try:
+        return path.read_text(encoding="utf-8").startswith("---\n") and "\n- mixview\n" in path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def front_matter(cargo: Cargo, format_name: str) -> str:
     """What model hubs index."""
     hub = {"huggingface": "transformers", "timm": "timm", "onnx": "onnx"}
@@ -94,7 +103,7 @@ def preprocessing(cargo: Cargo) -> str:
     mean, std = cargo.subject.normalise.values(int(cargo.spec["channels"]))
     shown = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
     return (
-        f"The shorter side is resized to {round(size * 256 / 224)} pixels (to {size} if the image is no larger than "
+        f"The shorter side is resized to {round(size * MARGIN)} pixels (to {size} if the image is no larger than "
         f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalised "
         f"by mean ({shown[0]}) and deviation ({shown[1]})."
     )

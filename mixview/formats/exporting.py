@@ -20,7 +20,7 @@ from mixview.backbones import library
 from mixview.data.scenes import Scenes
 from mixview.evaluate.encoders import Choice
 from mixview.formats import detectron2, graphs, huggingface, weights
-from mixview.formats.card import make_card
+from mixview.formats.card import is_card, make_card
 from mixview.formats.written import Cargo, Written, fill_path
 from mixview.using.encoder import Encoder
 
@@ -53,6 +53,10 @@ FORMATS: dict[str, Format] = {
     "torch-export": Format(graphs.write_torch_export, (".pt2",)),
     "detectron2": Format(detectron2.write_detectron2, (".pkl",)),
 }
+
+
+COMPANIONS = frozenset({"config.json", "preprocessor_config.json"})
+"""What some formats write beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,9 @@ class Export(Choice):
             card = make_card(cargo, written, self.format, place, names, sentence)
             for each in names:
                 (Path(made) / each).replace(folder / each)
+            if not is_file and is_card(folder / "README.md"):
+                for stale in COMPANIONS.difference(names):  # of an earlier export, about other weights
+                    (folder / stale).unlink(missing_ok=True)
         with atomic_write(out.with_suffix(".md") if is_file else folder / "README.md") as file:
             file.write(card.encode())
         print(f"wrote {place} ({self.format}) and its model card")
@@ -127,7 +134,13 @@ def check(cargo: Cargo, written: Written) -> float:
     if written.reads is not None:
         tensors, _ = written.reads(written.main)
         kept = {name: each for name, each in cargo.tensors.items() if not name.endswith("num_batches_tracked")}
-        return 0.0 if all(torch.equal(tensors[name], each) for name, each in kept.items()) else float("inf")
+        other = [name for name, each in kept.items() if name not in tensors or not torch.equal(tensors[name], each)]
+        if other:
+            raise ValueError(
+                f"{other[0]} is not what it was once it is read back, so nothing was kept: use --format safetensors, "
+                "and report this network"
+            )
+        return 0.0
     images = probe_images(cargo)
     with torch.inference_mode():
         expected = cargo.subject.encoder.cpu().eval()(images)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mixview.evaluate.transforms import MARGIN
 from mixview.formats.weights import OTHERWISE, save_tensors, timm_config, write_json
 from mixview.formats.written import Cargo, Written, join_lines, normalise_of
 
@@ -89,10 +90,11 @@ def preprocessor_config(cargo: Cargo) -> dict[str, Any]:
     """What transformers' image processor does to come near what the encoder is shown: resize, crop, normalise."""
     normalise, size = normalise_of(cargo), int(cargo.spec["size"])
     return {
-        "image_processor_type": "ConvNextImageProcessor",
+        "image_processor_type": "BitImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": size},
-        "crop_pct": 0.875,
+        "size": {"shortest_edge": round(size * MARGIN)},
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
         "resample": 2,
         "do_rescale": True,
         "rescale_factor": 1 / 255,

@@ -3,7 +3,7 @@
     mixview import exported/model.onnx --out encoder.safetensors
 
 Reads what `mixview export` writes and, of the same formats, what others wrote. Only weights are read, by name: no
-graph is run, nothing is unpickled. What mixview exported says its own network; of other files the usual ResNets are
+graph is run, nothing in a file is. What mixview exported says its own network; of other files the usual ResNets are
 tried, or `--backbone` names it.
 """
 
@@ -115,8 +115,13 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
         return backbones.read_tensors(path), header_of_torch_file(path), None
     tensors, metadata = backbones.read_safetensors(path)
     backbone = None
-    if (path.parent / "config.json").is_file():
-        tensors, backbone = huggingface.read_names(path.parent, tensors)
+    own = "mixview" in metadata
+    if (path.parent / "config.json").is_file() and not (own and "format" not in metadata):  # else under mixview's names
+        try:
+            tensors, backbone = huggingface.read_names(path.parent, tensors)
+        except ValueError:
+            if not own:
+                raise  # a config.json of something else stands beside a file that says itself what it is
     return tensors, metadata.get("mixview"), backbone
 
 

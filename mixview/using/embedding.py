@@ -204,7 +204,7 @@ def write_names(file: BinaryIO, embedded: Embedded) -> None:
     writer.writerow(["path"] if labels is None else ["path", labels[0]])
     for index in embedded.features.kept.tolist():
         label = [] if labels is None else [labels[1][index]]
-        joined = [" ".join(each) if isinstance(each, list) else each for each in label]
+        joined = ["; ".join(each) if isinstance(each, list) else each for each in label]
         writer.writerow([embedded.source.name(index), *joined])
     text.flush()
     text.detach()

@@ -97,8 +97,21 @@ def test_without_masks_or_without_pycocotools(tmp_path: Path, monkeypatch: pytes
     with refuses(SourceError, "pip install", "masks=False"):
         Coco(root).objects(0)
     content = instances()
-    del content["annotations"][1]["segmentation"]
+    for annotation in content["annotations"]:
+        del annotation["segmentation"]
     assert Coco(write_coco(tmp_path, content)).objects(0).masks is None
+
+
+def test_an_object_without_outline(tmp_path: Path) -> None:
+    """It takes the masks of its own image only; one without area has none to lose."""
+    content = instances()
+    content["annotations"][1]["segmentation"] = []
+    content["annotations"].append({"id": 4, "image_id": 40, "category_id": 1, "bbox": [5, 5, 0, 0], "segmentation": []})
+    source = Coco(write_coco(tmp_path, content))
+    masks = source.objects(0).masks
+    assert masks is not None
+    assert [int(mask.sum()) for mask in masks] == [16, 8, 0]
+    assert source.objects(2).masks is None
 
 
 def test_absent_images(tmp_path: Path) -> None:

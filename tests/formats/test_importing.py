@@ -11,6 +11,7 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
+import mixview
 from mixview.cli import main
 from mixview.export import load_encoder
 from mixview.formats.exporting import export
@@ -105,6 +106,14 @@ def test_folders_of_other_networks_are_refused(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match=words):
             import_encoder(str(tmp_path))
+
+
+def test_a_config_of_something_else_beside_a_file_of_mixview_s(tmp_path: Path) -> None:
+    for format, name in (("safetensors", "own.safetensors"), ("torchvision", "other.safetensors")):
+        export("resnet18", format=format, out=str(tmp_path / name), size=96)
+        (tmp_path / "config.json").write_text('{"colour": "blue"}')
+        import_encoder(str(tmp_path / name), out=str(tmp_path / "back" / "encoder.safetensors"))
+        assert mixview.load(tmp_path / "back" / "encoder.safetensors", device="cpu").size == 96
 
 
 def test_onnx_with_weights_in_another_file_is_refused(tmp_path: Path) -> None:
