@@ -60,7 +60,7 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
         lines += [what, ""]
     state = "Complete" if done == total else f"**Partial: {done} of {total} cells are done**"
     dates = sorted(result.made[:10] for result in found.values())
-    when = f", {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
+    when = f"; measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     spent = sum(result.cpu_seconds + result.judging_seconds for result in found.values()) / 3600
     lines += [f"{state}; seeds {', '.join(map(str, seeds))}{when}; {spent:.1f} core-hours in all.", ""]
     if not found:
