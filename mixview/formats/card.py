@@ -68,9 +68,10 @@ def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, fil
 def is_card(path: Path) -> bool:
     """Whether a file is such a card."""
     try:
-        return path.read_text(encoding="utf-8").startswith("---\n") and "\n- mixview\n" in path.read_text("utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
+    return text.startswith("---\n") and "\n- mixview\n" in text
 
 
 def front_matter(cargo: Cargo, format_name: str) -> str:

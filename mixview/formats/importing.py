@@ -115,13 +115,14 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
         return backbones.read_tensors(path), header_of_torch_file(path), None
     tensors, metadata = backbones.read_safetensors(path)
     backbone = None
-    own = "mixview" in metadata
-    if (path.parent / "config.json").is_file() and not (own and "format" not in metadata):  # else under mixview's names
+    tells_itself = "mixview" in metadata
+    has_own_names = tells_itself and "format" not in metadata  # which exports for other programs say
+    if (path.parent / "config.json").is_file() and not has_own_names:
         try:
             tensors, backbone = huggingface.read_names(path.parent, tensors)
         except ValueError:
-            if not own:
-                raise  # a config.json of something else stands beside a file that says itself what it is
+            if not tells_itself:  # else the config.json may be of anything that lies in the same folder
+                raise
     return tensors, metadata.get("mixview"), backbone
 
 
