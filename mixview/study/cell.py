@@ -4,40 +4,44 @@ python -m mixview.study.cell CELL.json RUN_FOLDER RESULT.json
 """
 
 import dataclasses
-import importlib
-import importlib.util
 import json
+import os
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation
+from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting
 from mixview.evaluate.results import Result
-from mixview.study import results
+from mixview.study import results, whole
 from mixview.study.grid import Cell
 from mixview.study.passes import Passes
 from mixview.train.launching import end_when_orphaned
-from mixview.train.run_folder import RunFolder, describe_environment, is_run, read_metrics
+from mixview.train.run_folder import RunFolder, describe_environment, flatten, is_run, plain, read_metrics
 
 INTERRUPTED = 75
 """The exit code of a cell that was stopped in good order and goes on next time (sysexits' "try again")."""
 
-WHOLE = {"detection": "mixview.detection.judging:detect"}
-"""Protocols that open images and encoder themselves: a function of the encoder, its own `protocol` (a column says
-`recipe`) and options, which returns a result for each of its trials."""
+PARENT = "MIXVIEW_STUDY_PROCESS"
+"""The environment variable that tells a cell who runs the study: with that one it ends."""
+
+SETTLED = ("size", "augment", "head.momentum", "head.queue_size")
+"""Settings that a run fills in itself where they are not given."""
+
+ELSEWHERE = ("device", "devices", "workers", "out")
+"""Options of a protocol that change neither encoder nor images."""
 
 SIGNS = ("std", "effective_rank", "alignment", "uniformity")
 
 
 def main(arguments: list[str]) -> int:
     """Run the cell that a file describes."""
-    end_when_orphaned()
+    runner = os.environ.get(PARENT)
+    end_when_orphaned(parent=None if runner is None else int(runner))
     torch.set_num_threads(1)
     description, run, result = (Path(each) for each in arguments)
     cell = from_json(description.read_text(encoding="utf-8"))
@@ -60,12 +64,19 @@ def from_json(text: str) -> Cell:
 
 def pretrain(cell: Cell, run: Path) -> bool:
     """Train to the end, from where an earlier process left off; False when it was stopped before."""
-    if is_run(run) and RunFolder.open(run).status.get("state") == "finished":
-        return True
-    if run.exists() and not is_run(run):
-        shutil.rmtree(run)  # killed before it was a run
-    dataclasses.replace(cell.pretraining, out=str(run), resume=is_run(run)).run()
+    if run.exists() and not (is_run(run) and has_settings_of(cell, RunFolder.open(run).config)):
+        shutil.rmtree(run)  # killed before it was a run, or begun under other defaults
+    if not (is_run(run) and RunFolder.open(run).status.get("state") == "finished"):
+        own = cell.pretraining
+        workers = 0 if own.workers is None else own.workers  # a cell has one core
+        dataclasses.replace(own, out=str(run), resume=is_run(run), workers=workers).run()
     return RunFolder.open(run).status.get("state") == "finished"
+
+
+def has_settings_of(cell: Cell, config: dict[str, Any]) -> bool:
+    """Whether a run was begun under what the settings of the cell mean today."""
+    then, now = flatten(config, empty=True), cell.resolved()
+    return all(then.get(name) == value for name, value in now.items() if value is not None or name not in SETTLED)
 
 
 def judge(cell: Cell, run: Path) -> results.CellResult:
@@ -73,6 +84,7 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
     began = time.process_time()
     metrics: dict[str, float] = {}
     protocols: dict[str, str] = {}
+    judged: dict[str, dict[str, Any]] = {}
     warnings: dict[str, None] = {}
     opened: dict[str, Case] = {}
     for column, judgement in cell.evaluate.items():
@@ -83,6 +95,7 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
             raise ValueError(f"{column}: {judgement['protocol']} has no {metric!r}: it has {known}")
         metrics[column] = round(statistics.fmean(result.metrics[metric] for result in found), 4)
         protocols[column] = f"{metric}; {found[0].words} On {found[0].data}."
+        judged[column] = plain(found[0].settings, column)
         warnings |= dict.fromkeys(warning for result in found for warning in result.warnings)
     judging = time.process_time() - began
     training = {} if cell.encoder is not None else of_training(run)
@@ -96,6 +109,7 @@ def judge(cell: Cell, run: Path) -> results.CellResult:
         seed=cell.seed,
         metrics=metrics,
         evaluate=cell.evaluate,
+        judged=judged,
         passes=(cell.passes.with_gradient, cell.passes.without),
         judging_seconds=round(judging, 2),
         protocols=protocols,
@@ -111,26 +125,15 @@ def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, 
     """What a column asks for: one result, or one a trial. Images that were opened for an earlier one stay open."""
     known: dict[str, type[Evaluation]] = {each.protocol: each for each in PROTOCOLS}
     name, options = judgement["protocol"], options_of(cell, run, judgement)
-    if name in WHOLE and (whole := load_function(WHOLE[name])) is not None:
+    if name in whole.PROTOCOLS:
         place = {"out": str(run), "resume": (run / name).exists()}
-        return list(whole(protocol=options.pop("recipe"), **(place | options)))
-    if name not in known:
-        raise ValueError(f"there is no protocol {name!r} to judge by: there are {', '.join(known)}")
+        return list(whole.load(name)(protocol=options.pop("recipe"), **(place | options)))
     evaluation = known[name](**options)
-    images = {each: getattr(evaluation, each) for each in ("data", "train", "test", "test_data", "data_options")}
-    shown = json.dumps(images, sort_keys=True)
+    asked = [each.name for each in dataclasses.fields(Setting) if each.name not in ELSEWHERE]
+    shown = json.dumps({each: getattr(evaluation, each) for each in asked}, sort_keys=True)
     if shown not in opened:
         opened[shown] = evaluation.open()
     return [evaluation.result(opened[shown])]
-
-
-def load_function(where: str) -> Callable[..., Iterable[Result]] | None:
-    """The function `package.module:function`, None where there is no such module."""
-    module, _, function = where.partition(":")
-    if importlib.util.find_spec(module.rpartition(".")[0]) is None:
-        return None
-    found: Callable[..., Iterable[Result]] = getattr(importlib.import_module(module), function)
-    return found
 
 
 def options_of(cell: Cell, run: Path, judgement: dict[str, Any]) -> dict[str, Any]:

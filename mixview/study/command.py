@@ -1,6 +1,7 @@
 """`mixview study …`: run a study, or go on with it; show what is there; list the studies that have a name."""
 
 import os
+import sys
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
@@ -11,7 +12,7 @@ from rich.table import Table
 from mixview.atomic import atomic_write
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
-from mixview.study.running import Runner
+from mixview.study.running import Runner, locked
 from mixview.train.progress import duration
 from mixview.train.stopping import seconds_of
 
@@ -53,12 +54,13 @@ def run(
     limit = seconds_of(max_time)
     folder = out / whole.name
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(folder / TEXT) as file:
-        file.write(yaml.safe_dump(whole.text, sort_keys=False, allow_unicode=True).encode())
-    try:
-        complete = Runner(chosen, out, runs, cores, keep_runs, limit).run()
-    finally:
-        written = write_report(out)
+    with locked(folder):
+        with atomic_write(folder / TEXT) as file:
+            file.write(yaml.safe_dump(whole.text, sort_keys=False, allow_unicode=True).encode())
+        try:
+            complete = Runner(chosen, out, runs, cores, keep_runs, limit).run()
+        finally:
+            written = write_report(out)
     print(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {written}")
 
 
@@ -119,14 +121,23 @@ def write_report(out: Path) -> Path:
         )
     parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", ""]
     for folder in folders:
-        text = yaml.safe_load((folder / TEXT).read_text(encoding="utf-8"))
-        study = grid.expand(folder.name, text)
-        found = results.found(study.cells, out)
-        parts.append(tables.render(study, found))
-        for picture in plots.draw(study, found, folder):
-            kind = "while training" if picture.stem.endswith("training") else "at the end of training"
-            parts += [f"![{study.name}: accuracy {kind}]({picture.relative_to(out).as_posix()})", ""]
+        try:
+            parts += report_of(folder, out)
+        except (ValueError, yaml.YAMLError) as error:  # one that is broken does not cost the others
+            words = " ".join(str(error).split())
+            parts += [f"## {folder.name}", "", f"**Cannot be shown**: {words} (in {folder.name}/{TEXT})", ""]
+            print(f"{folder / TEXT} cannot be shown: {words}", file=sys.stderr)
     path = out / "results.md"
     with atomic_write(path) as file:
         file.write("\n".join(parts).rstrip().encode() + b"\n")
     return path
+
+
+def report_of(folder: Path, out: Path) -> list[str]:
+    """The part of results.md of one study; draws its pictures."""
+    study = grid.expand(folder.name, yaml.safe_load((folder / TEXT).read_text(encoding="utf-8")))
+    found = results.found(study.cells, out)
+    parts = [tables.render(study, found)]
+    for picture, words in plots.draw(study, found, folder).items():
+        parts += [f"![{study.name}: {words}]({picture.relative_to(out).as_posix()})", ""]
+    return parts

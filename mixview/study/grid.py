@@ -18,7 +18,6 @@ and elsewhere which judgements are made instead. A study may have a `base`, anot
 """
 
 import copy
-import difflib
 import hashlib
 import itertools
 import json
@@ -32,12 +31,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from mixview.evaluate.judging import PROTOCOLS
+from mixview.study.checking import AXES, check, hint
 from mixview.study.passes import Passes, count_passes
 from mixview.train.pretraining import Pretraining, from_plain
 from mixview.train.recipes import merge
 from mixview.train.run_folder import flatten, plain
 
-AXES = ("data", "methods", "knobs", "objectives")
 KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings that say where and for how long, not what: a result is the same under any of them."""
@@ -66,6 +66,8 @@ class Cell:
     """The objective of the baseline that costs as much as this cell, where the study has one."""
     passes: Passes = UNTRAINED
     """Of a step."""
+    longer: bool = False
+    """A baseline that was added because it costs as much as another cell."""
 
     @property
     def key(self) -> str:
@@ -96,11 +98,11 @@ class Cell:
         return from_plain(copy.deepcopy(self.settings))
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting of the run that decides what comes out, under dotted names."""
+        """Every setting of the run that decides what comes out, under dotted names, those that are None too."""
         if self.encoder is not None:
             return {"encoder": self.encoder, **flatten(self.settings)}
         config: dict[str, Any] = plain(self.pretraining.config(), "settings")
-        return flatten({name: value for name, value in config.items() if name not in WHERE})
+        return flatten({name: value for name, value in config.items() if name not in WHERE}, empty=True)
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,7 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     else:
         file = resources.files("mixview") / "studies" / f"{name}.yaml"
         if not file.is_file():
-            close = difflib.get_close_matches(name, names(), n=1, cutoff=0.4)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names())}"
-            raise ValueError(f"there is no study {name}: {hint}")
+            raise ValueError(f"there is no study {name}: {hint(name, names())}")
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"the study {name} says nothing: it should have lines such as `settings: {{backbone: small}}`")
@@ -165,7 +165,10 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def expand(name: str, text: dict[str, Any]) -> Study:
     """The cells of a study: seed by seed, so that what is there early compares fairly."""
-    baseline = text.get("baseline")
+    check(name, text)
+    # YAML reads a level that is called 0.1 or 64 as a number.
+    text = text | {axis: {str(level): each for level, each in text.get(axis, {}).items()} for axis in AXES}
+    baseline = None if text.get("baseline") is None else str(text["baseline"])
     cells: dict[str, Cell] = {}
     for grid in text.get("grids", [{}]):
         for levels in combinations(name, text, grid):
@@ -175,8 +178,8 @@ def expand(name: str, text: dict[str, Any]) -> Study:
     found = list(cells.values())
     if not found:
         raise ValueError(f"the study {name} has no cells: give it grids, or methods and objectives")
-    if baseline is not None and text.get("match_compute", False):
-        found = match_compute(found, baseline)
+    if baseline is not None:
+        found = match_compute(found, baseline, add=bool(text.get("match_compute", False)))
     order = {seed: number for number, seed in enumerate(dict.fromkeys(cell.seed for cell in found))}
     return Study(name, text, tuple(sorted(found, key=lambda cell: order[cell.seed])), baseline, text.get("about", {}))
 
@@ -188,13 +191,11 @@ def combinations(name: str, text: dict[str, Any], grid: dict[str, Any]) -> Itera
         raise ValueError(f"a grid has no {strange[0]!r}: there are {', '.join(AXES)} and seeds (in {name})")
     chosen: list[list[str]] = []
     for axis in AXES:
-        known = [str(level) for level in text.get(axis, {})]
+        known = list(text[axis])
         wanted = [str(level) for level in grid.get(axis, known if axis != "knobs" else [""])] or [""]
         for level in wanted:
             if level and level not in known:
-                close = difflib.get_close_matches(level, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
-                raise ValueError(f"the study {name} has no {level!r} among its {axis}: {hint}")
+                raise ValueError(f"the study {name} has no {level!r} among its {axis}: {hint(level, known)}")
         chosen.append(wanted)
     for levels in itertools.product(*chosen):
         yield dict(zip(AXES, levels, strict=True))
@@ -207,7 +208,7 @@ def make_cell(study: str, text: dict[str, Any], levels: dict[str, str], seed: in
     labelled: dict[str, Any] = {}
     encoder: str | None = None
     for axis, level in levels.items():
-        content = copy.deepcopy(text.get(axis, {}).get(level) or {})
+        content = copy.deepcopy(text[axis][level] or {}) if level else {}
         own = content.pop("evaluate", None)
         if own is not None and axis == "data":
             labelled = own
@@ -217,33 +218,53 @@ def make_cell(study: str, text: dict[str, Any], levels: dict[str, str], seed: in
         merge(settings, content)
     settings["seed"] = seed
     labelled = {"data": settings.get("data")} | labelled
-    for column, judgement in evaluate.items():
-        if not {"protocol", "metric"} <= set(judgement):
-            raise ValueError(f"{column} of the study {study} needs a protocol and a metric: got {judgement}")
+    if encoder == "pixels":  # there is no network that could be trained
+        evaluate = {column: each for column, each in evaluate.items() if not trains_network(each["protocol"])}
     if encoder is not None:  # nothing of training matters, but what it would have trained
         settings = {key: settings[key] for key in ("backbone", "size", "channels", "seed") if key in settings}
     passes = UNTRAINED if encoder else counted(settings)
-    where = {"data": levels["data"], "method": levels["methods"], "knob": levels["knobs"]}
     return Cell(
-        study=study, objective=levels["objectives"], seed=seed, settings=settings, evaluate=copy.deepcopy(evaluate),
-        labelled=labelled, encoder=encoder, passes=passes, **where,
-    )  # fmt: skip
+        study=study,
+        data=levels["data"],
+        method=levels["methods"],
+        knob=levels["knobs"],
+        objective=levels["objectives"],
+        seed=seed,
+        settings=settings,
+        evaluate=copy.deepcopy(evaluate),
+        labelled=labelled,
+        encoder=encoder,
+        passes=passes,
+    )
 
 
 def counted(settings: dict[str, Any]) -> Passes:
     """The passes of a step under these settings, counted once for each that matter."""
     given = from_plain(copy.deepcopy(settings))
+    if given.batch == "auto":
+        raise ValueError("a study compares runs of as many steps: give batch a number instead of auto")
     key = repr((given.method, given.objective, given.head, given.mixing))
     if key not in COUNTED:
         COUNTED[key] = count_passes(given)
     return COUNTED[key]
 
 
+def trains_network(protocol: str) -> bool:
+    """Whether a protocol trains the encoder itself."""
+    return all(each.needs_network for each in PROTOCOLS if each.protocol == protocol)
+
+
 COUNTED: dict[str, Passes] = {}
 
 
-def match_compute(cells: list[Cell], baseline: str) -> list[Cell]:
-    """The cells, and for each that costs another amount than its baseline a baseline that is trained for as much."""
+def match_compute(cells: list[Cell], baseline: str, *, add: bool) -> list[Cell]:
+    """The cells, each with the name of the baseline that costs as much.
+
+    Args:
+        cells: of the study.
+        baseline: its objective.
+        add: where there is none, add one that is trained for as much; else such cells have no match.
+    """
     plain_ones = {(*cell.group, cell.seed): cell for cell in cells if cell.objective == baseline}
     found: dict[str, Cell] = {}
     for cell in cells:
@@ -256,8 +277,11 @@ def match_compute(cells: list[Cell], baseline: str) -> list[Cell]:
         if epochs == base.epochs:
             found.setdefault(cell.name, replace(cell, matched=baseline))
             continue
+        if not add:
+            found.setdefault(cell.name, cell)
+            continue
         name = f"{baseline} × {ratio:.3g}"
-        longer = replace(base, objective=name, settings=base.settings | {"epochs": epochs})
+        longer = replace(base, objective=name, settings=base.settings | {"epochs": epochs}, longer=True)
         found.setdefault(cell.name, replace(cell, matched=name))
         found.setdefault(longer.name, longer)
     return list(found.values())

@@ -6,13 +6,15 @@ it stale, a setting or a default that has changed does.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mixview.atomic import atomic_write
+from mixview.evaluate.judging import PROTOCOLS
 from mixview.study.grid import Cell
+from mixview.train.run_folder import plain
 
 FORMAT = 1
 
@@ -31,7 +33,9 @@ class CellResult:
     metrics: dict[str, float]
     """By column, in per cent."""
     evaluate: dict[str, dict[str, Any]]
-    """By column: protocol, metric and options."""
+    """By column: protocol, metric and options, as the study says them."""
+    judged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By column: every setting of the protocol."""
     steps: int = 0
     images_seen: int = 0
     """Over all steps, each image as often as it was seen."""
@@ -111,8 +115,23 @@ def fits(result: CellResult, cell: Cell) -> bool:
     """Whether a result is of the settings that a cell has now, and judged by all that it asks for."""
     now = json.loads(json.dumps(cell.resolved()))
     changed = [name for name, value in result.settings.items() if now.get(name) != value]
-    judged = all(result.evaluate.get(column) == judgement for column, judgement in cell.evaluate.items())
+    judged = all(
+        result.evaluate.get(column) == judgement and not judged_otherwise(result.judged.get(column, {}), judgement)
+        for column, judgement in cell.evaluate.items()
+    )
     return not changed and judged
+
+
+def judged_otherwise(then: dict[str, Any], judgement: dict[str, Any]) -> bool:
+    """Whether a default of the protocol has changed since a column was measured."""
+    protocols = [each for each in PROTOCOLS if each.protocol == judgement["protocol"]]
+    usual = {
+        each.name: plain(each.default, each.name)
+        for protocol in protocols
+        for each in fields(protocol)
+        if each.name not in judgement and each.default is not MISSING and not is_dataclass(each.default)
+    }
+    return any(usual[name] != value for name, value in then.items() if name in usual and name != "size")
 
 
 def found(cells: Iterable[Cell], out: Path) -> dict[str, CellResult]:

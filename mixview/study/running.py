@@ -18,7 +18,7 @@ from rich.console import Console
 
 from mixview.data.cache import cache_folder
 from mixview.study import results
-from mixview.study.cell import INTERRUPTED, to_json
+from mixview.study.cell import INTERRUPTED, PARENT, to_json
 from mixview.study.estimate import Estimate, Pace
 from mixview.study.grid import Cell, Study
 from mixview.train.progress import duration
@@ -104,8 +104,11 @@ class Runner:
                         self.say(f"Stopping for {self.asked_to_stop}; the same command goes on from here.")
                         return
                     while waiting and len(running) < self.cores:
-                        running.append(self.start(waiting.pop(0)))
-                        pace.begin(running[-1].cell.name, self.share_done(running[-1].cell, estimate))
+                        cell = waiting.pop(0)
+                        if results.find(cell, self.out) is not None:  # another study has run it meanwhile
+                            continue
+                        running.append(self.start(cell))
+                        pace.begin(cell.name, self.share_done(cell, estimate))
                     for job in [job for job in running if job.process.poll() is not None]:
                         running.remove(job)
                         pace.end(job.cell.name, estimate.seconds([job.cell]), job.process.returncode == 0)
@@ -142,6 +145,8 @@ class Runner:
         one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         # Features of one run are of no use to another; compiled kernels are.
         kernels = os.environ.get("NUMBA_CACHE_DIR") or str(cache_folder("numba"))
+        # Not on Windows, where the interpreter of a virtual environment stands between the two.
+        runner = {PARENT: str(os.getpid())} if os.name == "posix" else {}
         caches = {"MIXVIEW_CACHE": str((place / f"{cell.name}.cache").resolve()), "NUMBA_CACHE_DIR": kernels}
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -149,7 +154,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=os.environ | one | caches,
+                env=os.environ | one | caches | runner,
                 start_new_session=True,  # Ctrl-C is for the study, which stops its cells in good order
             )
         return Job(cell, process, log, time.monotonic())

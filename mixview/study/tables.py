@@ -1,8 +1,8 @@
 """The tables of a study in Markdown: what was measured, and how it differs from the baseline, seed by seed."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from mixview.study.grid import Cell, Study
 from mixview.study.results import CellResult
@@ -25,7 +25,16 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        return " · ".join(part for part in (self.method, self.knob, self.objective) if part)
+        return in_words(self.method, self.knob, self.objective)
+
+    @property
+    def trained(self) -> bool:
+        return self.cells[0].encoder is None
+
+    @property
+    def longer(self) -> bool:
+        """Whether it is a baseline that was added for the compute that another row costs."""
+        return self.cells[0].longer
 
     def figures(self, column: str) -> dict[int, float]:
         """A column by seed."""
@@ -40,7 +49,7 @@ def rows_of(study: Study, found: dict[str, CellResult]) -> list[Row]:
     groups = list(dict.fromkeys(key[:3] for key in members))
 
     def place(key: tuple[str, str, str, str]) -> tuple[int, int, float]:
-        extra = study.baseline is not None and key[3].startswith(f"{study.baseline} × ")
+        extra = members[key][0].longer
         level = 0 if key[3] == study.baseline else 1 if extra else 2
         return groups.index(key[:3]), level, members[key][0].epochs if extra else 0
 
@@ -94,8 +103,10 @@ def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linea
         if row.cells[0].encoder == "random" and row.cells[0].evaluate.get(column, {}).get("protocol") != "supervised"
     ]
     chance = [value for figures in untrained for value in figures.values()]
-    if baseline is None or not chance:
+    if baseline is None or not any(row.figures(column) for row in rows):
         return []
+    if not chance:
+        return ["How far the baselines are above a random encoder is not known: none was judged here (yet).", ""]
     floor = summarise(chance).mean
     learned = {
         row.label: summarise(list(row.figures(column).values())).mean - floor
@@ -112,13 +123,17 @@ def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linea
 
 def of_seeds(row: Row) -> str:
     """`5`, or `2 of 5` when seeds are missing."""
-    done, wanted = len(row.results), len(row.cells)
+    return of_all(len(row.results), len(row.cells))
+
+
+def of_all(done: int, wanted: int) -> str:
+    """How many, and of how many if there are more."""
     return str(done) if done == wanted else f"{done} of {wanted}"
 
 
 def cost_of(row: Row, rows: Sequence[Row], baseline: str | None) -> list[str]:
     """Steps, passes relative to the baseline's of the group, and processor minutes of training."""
-    if not row.results or row.cells[0].encoder is not None:
+    if not row.results or not row.trained:
         return ["", "", ""]
     base = next(
         (each for each in rows if each.group == row.group and each.objective == baseline and each.results), None
@@ -140,31 +155,50 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     assert study.baseline is not None
     columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in rows)]
     by_name = {(*row.group, row.objective): row for row in rows}
+    others = [row for row in rows if row.trained and not row.longer and row.objective != study.baseline]
     lines = []
-    for title, of_row in (
-        (f"Less {study.baseline} at equal steps", lambda row: study.baseline),
-        (f"Less {study.baseline} at equal compute", lambda row: row.cells[0].matched),
-    ):
+    for title, of_row in (("at equal steps", same_steps(study.baseline, by_name)), ("at equal compute", same_compute)):
         table = [["", "pairs", *columns]]
-        for row in rows:
+        for row in others:
             base = by_name.get((*row.group, str(of_row(row))))
-            if (
-                base is None
-                or base is row
-                or row.cells[0].encoder is not None
-                or re.search(" × [0-9.]+$", row.objective)
-            ):
+            if base is None:
                 continue
             found = [compare(row.figures(column), base.figures(column)) for column in columns]
             pairs = max((each.pairs for each in found if each is not None), default=0)
             if pairs:
                 against = f" (less {base.objective})" if base.objective != study.baseline else ""
                 texts = ["" if each is None else str(each) for each in found]
-                table.append([f"{row.label}{against}", str(pairs), *texts])
+                wanted = len({cell.seed for cell in row.cells} & {cell.seed for cell in base.cells})
+                table.append([f"{row.label}{against}", of_all(pairs, wanted), *texts])
         if len(table) > 1:
-            lines += [f"{title}: mean of the paired differences and its 95 % interval over seeds.", ""]
-            lines += [*markdown(table), ""]
+            told = f"Less {study.baseline} {title}: mean of the paired differences and its 95 % interval over seeds."
+            lines += [told, "", *markdown(table), ""]
+    alone = [row.label for row in others if row.results and row.cells[0].matched is None]
+    if alone:
+        lines += [f"No {study.baseline} of equal compute was run for: {', '.join(alone)}.", ""]
     return lines
+
+
+def same_steps(baseline: str, by_name: dict[tuple[str, str, str, str], Row]) -> Callable[[Row], str | None]:
+    """The baseline of a row, where both make as many steps."""
+
+    def of_row(row: Row) -> str | None:
+        base = by_name.get((*row.group, baseline))
+        same = base is not None and length_of(base) == length_of(row)
+        return baseline if same else None
+
+    return of_row
+
+
+def length_of(row: Row) -> tuple[int, Any]:
+    """What decides how many steps a row makes over the same images."""
+    cell = row.cells[0]
+    return cell.epochs, cell.pretraining.batch
+
+
+def same_compute(row: Row) -> str | None:
+    """The baseline that costs as much as a row, where one was run."""
+    return row.cells[0].matched
 
 
 def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
@@ -176,16 +210,48 @@ def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
             "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",
             "",
         ]
-    words: dict[str, None] = {}
+    several = len({result.data for result in found}) > 1
     for column in study.columns:
-        told = [result.protocols[column] for result in found if column in result.protocols]
-        # Weight decays that were chosen run by run are no part of the protocol.
-        general = [re.sub(r"weight decay [0-9.e+-]+ chosen", "weight decay chosen", each) for each in told]
-        words |= dict.fromkeys(f"- {column}: {each}" for each in dict.fromkeys(general[:1]))
-    lines += [*words, ""]
-    warnings = dict.fromkeys(warning for result in found for warning in result.warnings)
-    lines += [f"- Warning: {warning}" for warning in warnings] + ([""] if warnings else [])
-    return lines
+        told: dict[str, dict[str, None]] = {}  # rows by what was done for them
+        for result in found:
+            if column in result.protocols:
+                row = in_words(result.data if several else "", result.method, result.knob, result.objective)
+                told.setdefault(general(result.protocols[column]), {}).setdefault(row)
+        most = max((len(rows) for rows in told.values()), default=0)
+        for words, rows in told.items():
+            where = f" ({', '.join(rows)})" if len(told) > 1 and len(rows) < most else ""
+            lines.append(f"- {column}{where}: {words}")
+    warnings = dict.fromkeys([*(each for result in found for each in result.warnings), *mixed(found)])
+    return [*lines, *(f"- Warning: {warning}" for warning in warnings), ""]
+
+
+def general(words: str) -> str:
+    """A protocol in words, without what was another run by run: weight decays that were chosen, the seed."""
+    return re.sub(r"weight decay [0-9.e+-]+ chosen", "weight decay chosen", re.sub(r" of seed \d+", "", words))
+
+
+def in_words(*parts: str) -> str:
+    """Levels as a label."""
+    return " · ".join(part for part in parts if part)
+
+
+def mixed(found: Iterable[CellResult]) -> list[str]:
+    """Warnings where results that are compared come from different images or versions."""
+    prints: dict[tuple[str, str], dict[str, None]] = {}
+    torches: dict[str, None] = {}
+    for result in found:
+        if "fingerprint" in result.images:
+            part = [item for item in result.settings.items() if item[0].partition(".")[0] in ("split", "data_options")]
+            prints.setdefault((result.data, str(part)), {}).setdefault(str(result.images["fingerprint"])[:12])
+        if "torch" in result.versions:
+            torches.setdefault(str(result.versions["torch"]))
+    told = [
+        f"rows of {data or 'this study'} were trained on different images (fingerprints {', '.join(each)}): remove the "
+        "results of one, and run the study again"
+        for (data, _), each in prints.items()
+        if len(each) > 1
+    ]
+    return told + ([f"measured with torch {' and '.join(torches)}"] if len(torches) > 1 else [])
 
 
 def markdown(table: Sequence[Sequence[str]]) -> list[str]:

@@ -78,9 +78,14 @@ def end_with_parent(every: float = 0.5) -> None:
         end_when_orphaned(every)
 
 
-def end_when_orphaned(every: float = 0.5) -> None:
-    """End this process, as a kill would, soon after the one that started it has died."""
-    parent = os.getppid()
+def end_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
+    """End this process, as a kill would, soon after the one that started it has died.
+
+    Args:
+        every: seconds between two looks.
+        parent: the one that started it; by default the parent of now, which is another if that one is dead already.
+    """
+    parent = os.getppid() if parent is None else parent
 
     def follow() -> None:
         while os.getppid() == parent:

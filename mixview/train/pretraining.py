@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from lightning_fabric import Fabric
@@ -320,6 +320,8 @@ class Pretraining:
             Stopping(fabric, seconds_of(self.max_time), every=read_every) as stopping,
         ):
             self.begin(engine, watcher, folder, progress, notes)
+            if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
+                export(about | {"step": str(engine.step), "epoch": f"{engine.epoch:g}"})
             for loss, rate, reason in engine.train(stopping):
                 step, epoch_ends = engine.step, engine.step % epoch_steps == 0
                 save = step % save_every == 0 or step == engine.steps or reason is not None
@@ -399,9 +401,21 @@ def from_plain(settings: dict[str, Any]) -> Pretraining:
                 close = difflib.get_close_matches(name, known[group], n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[group])}"
                 raise ValueError(f"there is no setting {f'{group}.' if group else ''}{name}: {hint}")
+    check_choices("", Pretraining, settings)
+    for group, kind in groups.items():
+        check_choices(f"{group}.", kind, settings.get(group, {}))
     return Pretraining(
         **{name: groups[name](**tuples(value)) if name in groups else value for name, value in settings.items()}
     )
+
+
+def check_choices(prefix: str, kind: type, settings: dict[str, Any]) -> None:
+    """Raise when a setting that has a few values, such as the method, is given another."""
+    types = get_type_hints(kind)
+    for name, value in settings.items():
+        known = get_args(types[name]) if get_origin(types[name]) is Literal else ()
+        if known and value not in known:
+            raise ValueError(f"{prefix}{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:

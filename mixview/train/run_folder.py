@@ -514,13 +514,13 @@ def plain(value: Any, name: str) -> Any:
     raise TypeError(f"{name} is a {type(value).__name__}, which has no place in a run folder: pass its plain settings")
 
 
-def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names. A setting that is None is left out: it is as good as not there."""
+def flatten(settings: dict[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
+    """Nested settings under dotted names. Unless `empty`, one that is None is left out: it is as good as not there."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}.")
-        elif value is not None:
+            flat |= flatten(value, f"{prefix}{name}.", empty=empty)
+        elif empty or value is not None:
             flat[f"{prefix}{name}"] = value
     return flat
 

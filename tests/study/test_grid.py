@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -119,6 +120,86 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     own.write_text(f"base: {own}\n")
     with pytest.raises(ValueError, match="is its own base"):
         grid.read(str(own))
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "seeds": ({"seeds": 5}, r"seeds should be a list of whole numbers, such as \[0, 1, 2\], got 5"),
+    "a seed": ({"seeds": ["a"]}, "seeds should be a list of whole numbers"),
+    "a list of methods": ({"methods": ["MoCo v2"]}, "methods should be names, each with what it means"),
+    "a level": ({"objectives": {"SIM": "sim"}}, "'SIM' among the objectives should be settings"),
+    "a level that YAML took": ({"knobs": {False: {"epochs": 9}}}, "YAML reads a name among the knobs as False"),
+    "a grid": (
+        {"grids": [{"methods": "MoCo v2"}]},
+        r"methods of a grid should be a list, such as \[MoCo v2\], got 'MoCo",
+    ),
+    "an untrained baseline": ({"baseline": "random"}, "the baseline 'random' is not trained"),
+    "a baseline": ({"baseline": "SMI"}, "the baseline 'SMI' is none of the objectives: did you mean SIM"),
+    "about": ({"about": "text"}, "about should be names"),
+    "a batch": ({"settings": {"batch": "auto"}}, "give batch a number instead of auto"),
+    "an objective": (
+        {"objectives": {"SIM": {"objective": "simm"}}},
+        "objective must be one of sim, bsim, .* got 'simm'",
+    ),
+    "a method": ({"methods": {"MoCo v3": {"method": "mocov3"}}}, "method must be one of simclr, .* got 'mocov3'"),
+    "a mixer": (
+        {"settings": {"mixing": {"mixer": "mix"}}},
+        "mixing.mixer must be one of cutmix, mixup, either, got 'mix'",
+    ),
+    "a column": ({"evaluate": {"k-NN": {"protocol": "knn"}}}, "k-NN needs a protocol and a metric"),
+    "a protocol": (
+        {"evaluate": {"k-NN": {"protocol": "kn", "metric": "top-1"}}},
+        "k-NN has no protocol 'kn' to judge by: did you mean knn",
+    ),
+    "an option": (
+        {"evaluate": {"k-NN": {"protocol": "knn", "metric": "top-1", "neighbours": 3}}},
+        "k-NN: knn has no option 'neighbours': there are",
+    ),
+    "an option of detection": (
+        {"evaluate": {"AP": {"protocol": "detection", "metric": "AP", "iteration": 3}}},
+        "AP: detection has no option 'iteration': did you mean iterations",
+    ),
+    "a column of a level": (
+        {"objectives": {"SIM": {"evaluate": {"AP": {"protocol": "no", "metric": "AP"}}}}},
+        "'SIM' among the objectives: AP has no protocol 'no'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named_before_anything_runs(name: str) -> None:
+    changes, words = MISTAKES[name]
+    with pytest.raises(ValueError, match=words):
+        grid.expand("trial", trial(grids=[{"objectives": ["SIM"]}]) | changes)
+
+
+def test_levels_that_yaml_reads_as_numbers_keep_their_settings() -> None:
+    knobs = {0.1: {"head": {"temperature": 0.1}}, 64: {"batch": 64}}
+    cells = grid.expand(
+        "trial", trial(knobs=knobs, grids=[{"objectives": ["SIM"], "knobs": [0.1, 64]}], seeds=[0])
+    ).cells
+    assert [(cell.knob, cell.pretraining.head.temperature, cell.pretraining.batch) for cell in cells] == [
+        ("0.1", 0.1, 16),
+        ("64", None, 64),
+    ]
+
+
+def test_pixels_are_not_asked_for_what_trains_a_network() -> None:
+    text = trial(grids=[{"methods": [""], "objectives": ["random", "pixels"]}], seeds=[0])
+    text["objectives"]["pixels"] = {"encoder": "pixels"}
+    text["evaluate"] |= {
+        "fine-tuned": {"protocol": "semi", "metric": "1 % top-1"},
+        "AP": {"protocol": "detection", "recipe": "small-fpn", "metric": "AP"},
+    }
+    random, pixels = grid.expand("trial", text).cells
+    assert list(random.evaluate) == ["k-NN", "fine-tuned", "AP"]
+    assert list(pixels.evaluate) == ["k-NN"]
+
+
+def test_without_matching_only_what_costs_as_much_is_matched() -> None:
+    text = trial(match_compute=False, seeds=[0], grids=[{}])
+    text["objectives"] |= {"BSIM": {"objective": "bsim"}}
+    matched = {cell.objective: cell.matched for cell in grid.expand("trial", text).cells}
+    assert matched == {"SIM": None, "WBSIM": None, "BSIM": "SIM", "random": None}
 
 
 def test_the_documentation_has_every_study_and_its_size() -> None:

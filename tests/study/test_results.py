@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from mixview.evaluate.judging import Knn
 from mixview.study import grid, results
 from mixview.study.estimate import Estimate, Pace
 from tests.study.trials import invented, trial
@@ -41,6 +42,22 @@ def test_a_changed_default_makes_a_result_stale_and_a_new_option_does_not(tmp_pa
     assert results.find(cell, tmp_path) is not None
     results.save(replace(result, settings=result.settings | {"mixing.alpha": 0.5}), path)
     assert results.find(cell, tmp_path) is None
+
+
+def test_a_default_that_was_not_set_makes_a_result_stale_once_it_is(tmp_path: Path) -> None:
+    cell, result = saved(tmp_path)
+    assert result.settings["optimizer.clip"] is None
+    clipped = replace(cell, settings=cell.settings | {"optimizer": {"clip": 1.0}})
+    assert results.fits(result, cell)
+    assert not results.fits(result, clipped)
+
+
+def test_a_changed_default_of_a_protocol_makes_a_result_stale() -> None:
+    cell = grid.expand("trial", trial()).cells[0]
+    result = invented(cell, 50.0)
+    judged = {"k": 5, "temperature": Knn.temperature, "size": 16}
+    assert results.fits(replace(result, judged={"k-NN": judged}), cell)
+    assert not results.fits(replace(result, judged={"k-NN": judged | {"temperature": 0.5}}), cell)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

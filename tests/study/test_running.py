@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import yaml
 from mixview.cli import main
 from mixview.evaluate.results import Result
 from mixview.study import cell as cells
-from mixview.study import command, grid, results
+from mixview.study import command, grid, results, whole
+from mixview.study.estimate import Estimate
 from mixview.study.running import Runner, StudyError
 from mixview.train.run_folder import RunFolder
-from tests.study.trials import trial
+from tests.study.trials import invented, trial
 from tests.train.running import wait_for
 
 
@@ -88,26 +90,41 @@ def test_a_cell_that_fails_is_named(tmp_path: Path) -> None:
         Runner(grid.expand("bad", text), tmp_path / "out", tmp_path / "runs", command=fails).run()
 
 
-def test_judgements_that_there_are_not(tmp_path: Path) -> None:
-    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [0]}])
-    text["evaluate"] = {"AP": {"protocol": "detecting", "metric": "AP50"}}
-    (cell,) = grid.expand("bad", text).cells
-    with pytest.raises(ValueError, match="there is no protocol 'detecting' to judge by: there are knn, "):
+def random_cell(seed: int = 0, **columns: object) -> grid.Cell:
+    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [seed]}], evaluate=columns)
+    (cell,) = grid.expand("judged", text).cells
+    return cell
+
+
+def test_a_figure_that_there_is_not(tmp_path: Path) -> None:
+    cell = random_cell(found={"protocol": "knn", "metric": "top-7"})
+    with pytest.raises(ValueError, match="found: knn has no 'top-7': it has top-1"):
         cells.judge(cell, tmp_path)
-    text["evaluate"] = {"k-NN": {"protocol": "knn", "metric": "top-7"}}
-    (cell,) = grid.expand("bad", text).cells
-    with pytest.raises(ValueError, match="k-NN: knn has no 'top-7': it has top-1"):
-        cells.judge(cell, tmp_path)
+
+
+def test_every_column_is_measured_as_it_says(tmp_path: Path) -> None:
+    knn = {"protocol": "knn", "metric": "top-1", "k": 5}
+    cell = random_cell(plain=knn, large=knn | {"size": 32}, again=knn)
+    result = cells.judge(cell, tmp_path)
+    assert [words.rpartition("crop of ")[2][:2] for words in result.protocols.values()] == ["16", "32", "16"]
+    assert result.judged["large"]["size"] == 32
+    assert result.judged["plain"]["temperature"] == 0.07
+    assert results.fits(result, cell)
 
 
 def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(cells.WHOLE, "detection", f"{__name__}:detect")
-    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [3]}])
-    text["evaluate"] = {"AP50": {"protocol": "detection", "recipe": "small-c4", "trials": 2, "metric": "AP50"}}
-    (cell,) = grid.expand("found", text).cells
+    monkeypatch.setitem(whole.PROTOCOLS, "detection", (__name__, "detect", "Detected"))
+    cell = random_cell(3, AP50={"protocol": "detection", "recipe": "small-c4", "trials": 2, "metric": "AP50"})
     result = cells.judge(cell, tmp_path)
     assert result.metrics == {"AP50": 15.0}
     assert result.protocols == {"AP50": "AP50; random small-c4 3. On scenes."}
+
+
+@dataclass
+class Detected:
+    """Its options."""
+
+    trials: int
 
 
 def detect(encoder: str, protocol: str, resume: bool, trials: int, **options: object) -> list[Result]:
@@ -127,6 +144,50 @@ def test_a_cell_travels_between_processes_as_json() -> None:
         assert cells.from_json(cells.to_json(cell)) == cell
 
 
+def test_a_run_that_was_begun_under_other_defaults_is_not_judged(tmp_path: Path) -> None:
+    text = trial(settings={"epochs": 1}, grids=[{"objectives": ["SIM"]}], seeds=[0])
+    (cell,) = grid.expand("trial", text).cells
+    run = tmp_path / "run"
+    assert cells.pretrain(cell, run)
+    began = RunFolder.open(run).config
+    stamp = (run / "encoder.safetensors").stat().st_mtime_ns
+    assert cells.pretrain(cell, run)
+    assert (run / "encoder.safetensors").stat().st_mtime_ns == stamp  # done is done
+    assert cells.has_settings_of(cell, began)
+    assert not cells.has_settings_of(cell, began | {"mixing": began["mixing"] | {"alpha": 0.5}})
+    assert not cells.has_settings_of(cell, began | {"optimizer": began["optimizer"] | {"clip": 0.5}})
+    (run / "config.yaml").write_text(yaml.safe_dump(began | {"zero_init": True}))
+    assert cells.pretrain(cell, run)  # as if the default of zero_init had been another: trained anew
+    assert RunFolder.open(run).config["zero_init"] is None
+
+
+def test_a_cell_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
+    nobody = subprocess.Popen([sys.executable, "-c", ""])
+    nobody.wait()
+    description = tmp_path / "cell.json"
+    text = trial(settings={"epochs": 10_000}, grids=[{"objectives": ["SIM"]}], seeds=[0])
+    description.write_text(cells.to_json(grid.expand("trial", text).cells[0]))
+    command_line = [
+        sys.executable,
+        "-m",
+        "mixview.study.cell",
+        *map(str, (description, tmp_path / "run", tmp_path / "out")),
+    ]
+    ended = subprocess.run(command_line, env=os.environ | {cells.PARENT: str(nobody.pid)}, timeout=120)
+    assert ended.returncode == 1
+
+
+def test_what_another_study_has_run_meanwhile_is_not_run_again(tmp_path: Path) -> None:
+    study = grid.expand("trial", trial(grids=[{"methods": [""], "objectives": ["random"]}]))
+    first, second = study.cells
+    fails = (sys.executable, "-c", "import sys; sys.exit('it was run again')")
+    runner = Runner(study, tmp_path / "out", tmp_path / "runs", command=fails)
+    for cell in (first, second):
+        results.save(invented(cell, 30.0), results.path_of(cell, tmp_path / "out"))
+    runner.work_off([first, second], Estimate(study.cells, []))
+    assert not runner.failed
+
+
 LOCK = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
 
 
@@ -138,4 +199,8 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
         other.stdout.readline()
         with pytest.raises(StudyError, match="another process runs this study"):
             Runner(grid.expand("trial", trial()), tmp_path / "out", tmp_path).run()
+        study = write(tmp_path / "trial.yaml", trial())
+        with pytest.raises(StudyError, match="another process runs this study"):
+            command.run(study, out=tmp_path, runs=tmp_path / "elsewhere")
+        assert not (tmp_path / "trial" / command.TEXT).exists()
         other.communicate(b"\n")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 from mixview.study import grid, plots, results, tables
@@ -38,6 +39,8 @@ def test_baselines_that_hardly_learn_are_named() -> None:
     assert "**Less than 25 points, and no ground to compare on: MoCo v2 · SIM.**" in told[0]
     assert tables.above_random(rows, None) == []
     assert tables.above_random(rows, "SIM", "linear") == []
+    alone = [row for row in rows if row.objective != "random"]
+    assert "is not known: none was judged" in tables.above_random(alone, "SIM", "k-NN")[0]
 
 
 def test_a_partial_table_says_how_partial_it_is() -> None:
@@ -47,17 +50,24 @@ def test_a_partial_table_says_how_partial_it_is() -> None:
     assert "| MoCo v2 · WBSIM | 1 of 2 |" in text
     assert "| MoCo v2 · SIM × 1.75 | 0 of 2 |  |  |  |  |" in text
     assert "equal compute" not in text  # nothing to compare with yet
-    assert "| MoCo v2 · WBSIM | 1 | +3.0 |" in text
+    assert "| MoCo v2 · WBSIM | 1 of 2 | +3.0 |" in text
     assert "No figures yet." in tables.render(study, {})
 
 
 def test_pictures(tmp_path: Path) -> None:
     written = plots.draw(*complete(), tmp_path)
-    assert [path.name for path in written] == ["trial-scenes-training.png", "trial-scenes-final.png"]
+    assert {path.name: words for path, words in written.items()} == {
+        "trial-scenes-training.png": "accuracy while training",
+        "trial-scenes-compute.png": "accuracy against steps and compute",
+        "trial-scenes-final.png": "accuracy at the end of training",
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        path.with_suffix(kind).name for path in written for kind in (".png", ".svg")
+    )
     first = {path: path.with_suffix(".svg").read_bytes() for path in written}
     plots.draw(*complete(), tmp_path)
     assert all(path.with_suffix(".svg").read_bytes() == content for path, content in first.items())
-    assert plots.draw(grid.expand("trial", trial()), {}, tmp_path) == []
+    assert plots.draw(grid.expand("trial", trial()), {}, tmp_path) == {}
 
 
 def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
@@ -70,3 +80,47 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     text = write_report(tmp_path).read_text()
     assert "53.2 ± 0.4" in text
     assert "![trial: accuracy at the end of training](trial/trial-scenes-final.png)" in text
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "study.yaml").write_text("settings: {no_such: 1}\nmethods: {A: {}}\n")
+    text = write_report(tmp_path).read_text()
+    assert "53.2 ± 0.4" in text  # one that cannot be read does not cost the others
+    assert "**Cannot be shown**: there is no setting no_such" in text
+    assert "(in broken/study.yaml)" in text
+
+
+def test_objectives_of_other_lengths_are_not_called_equal() -> None:
+    text = trial(match_compute=False, grids=[{}], seeds=[0])
+    text["objectives"] = {
+        "SIM": {"objective": "sim"},
+        "twice as long": {"objective": "bsim", "epochs": 8},
+        "BSIM × 2": {"objective": "bsim"},
+    }
+    study = grid.expand("trial", text)
+    shown = tables.render(study, {cell.name: invented(cell, 50.0 + cell.epochs) for cell in study.cells})
+    steps, rest = shown.split("Less SIM at equal steps")[1].split("Less SIM at equal compute")
+    assert "twice as long" not in steps
+    assert "| MoCo v2 · BSIM × 2 | 1 | +0.0 |" in steps
+    assert "No SIM of equal compute was run for: MoCo v2 · twice as long." in rest
+
+
+def test_every_way_of_measuring_is_told_with_its_rows() -> None:
+    study, found = complete()
+    name = next(name for name in found if "random" in name)
+    other = replace(found[name], protocols={"k-NN": "trained with labels, 3 samples of seed 4."})
+    text = tables.render(study, found | {name: other})
+    assert "- k-NN (random): trained with labels, 3 samples." in text
+    assert "- k-NN: in words, weight decay chosen." in text
+
+
+def test_images_and_versions_that_differ_are_warned_of() -> None:
+    study, found = complete()
+    strange = {
+        name: replace(each, images={"fingerprint": f"{number // 4}" * 20}, versions={"torch": f"2.{number // 4}"})
+        for number, (name, each) in enumerate(found.items())
+    }
+    text = tables.render(study, strange)
+    assert (
+        "- Warning: rows of scenes were trained on different images (fingerprints 000000000000, 111111111111)" in text
+    )
+    assert "- Warning: measured with torch 2.0 and 2.1" in text
+    assert "Warning" not in tables.render(study, found)

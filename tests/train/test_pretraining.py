@@ -343,3 +343,16 @@ def test_python_takes_what_the_command_takes(tmp_path: Path) -> None:
     assert_same(*configs)
     assert os.environ.get("WORLD_SIZE") is None
     assert Pretraining(head=HEAD).config()["head"]["queue_size"] == 64
+
+
+def test_an_encoder_that_a_kill_kept_from_the_disk_is_written_on_resuming(tmp_path: Path) -> None:
+    settings = tiny(tmp_path / "run", epochs=1)
+    Pretraining(**settings).run()
+    exported = tmp_path / "run" / "encoder.safetensors"
+    content = exported.read_bytes()
+    exported.write_bytes(b"of an earlier checkpoint")
+    folder = RunFolder.open(tmp_path / "run")
+    folder.set_status("running", folder.status["step"], folder.status["epoch"])
+    Pretraining(**(settings | {"resume": True})).run()
+    assert exported.read_bytes() == content
+    assert RunFolder.open(tmp_path / "run").status["state"] == "finished"
