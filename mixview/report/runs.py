@@ -83,6 +83,9 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
         raise ValueError(f"there is no folder {missing[0]}: check the path, or leave it out")
     runs = [path for path in paths if is_run(path)]
     others = [path for path in paths if path not in runs and (path / results.FOLDER).is_dir()]
+    studies = [path for path in paths if any(path.glob("*/study.yaml"))]
+    if studies and not runs and not others:
+        raise ValueError(f"{studies[0]} holds studies, not runs: mixview study show {studies[0]} writes their page")
     if not runs and not others:
         raise ValueError(
             f"none of {', '.join(map(str, paths)) or 'no folders'} is a run of mixview: name the --out of "

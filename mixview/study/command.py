@@ -12,6 +12,7 @@ from rich.table import Table
 from mixview.atomic import atomic_write
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
+from mixview.study.page import write_page
 from mixview.study.running import Runner, locked
 from mixview.train.progress import duration
 from mixview.train.stopping import seconds_of
@@ -60,8 +61,8 @@ def run(
         try:
             complete = Runner(chosen, out, runs, cores, keep_runs, limit).run()
         finally:
-            written = write_report(out)
-    print(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {written}")
+            _, page = write_report(out)
+    print(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {page}")
 
 
 def only_seeds(study: grid.Study, seeds: list[int]) -> grid.Study:
@@ -90,17 +91,19 @@ def list_cells(study: grid.Study, out: Path) -> None:
 def show(folder: Path) -> None:
     """Write the tables and pictures of all studies in a folder anew from their results, and print the tables.
 
+    They are in results.md, and in results.html, one page for a browser that needs no other file.
+
     Args:
         folder: the --out of the studies.
     """
-    written = write_report(folder)
+    written, page = write_report(folder)
     console = Console()
     text = written.read_text(encoding="utf-8")
     if console.is_terminal:
         console.print(Markdown(text))
     else:
         print(text)
-    print(f"wrote {written}")
+    print(f"wrote {written} and {page}")
 
 
 def list_studies() -> None:
@@ -112,8 +115,8 @@ def list_studies() -> None:
     Console(highlight=False).print(table)
 
 
-def write_report(out: Path) -> Path:
-    """Tables of every study that has results in this folder, with their pictures: results.md."""
+def write_report(out: Path) -> tuple[Path, Path]:
+    """Tables of every study that has results in this folder, with their pictures: results.md, and results.html."""
     folders = sorted(path.parent for path in out.glob(f"*/{TEXT}"))
     if not folders:
         raise ValueError(
@@ -130,7 +133,7 @@ def write_report(out: Path) -> Path:
     path = out / "results.md"
     with atomic_write(path) as file:
         file.write("\n".join(parts).rstrip().encode() + b"\n")
-    return path
+    return path, write_page(path)
 
 
 def report_of(folder: Path, out: Path) -> list[str]:

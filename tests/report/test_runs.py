@@ -44,6 +44,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         gather([tmp_path])
     with pytest.raises(ValueError, match=r"there is no folder .*absent"):
         gather([tmp_path / "absent"])
+    (tmp_path / "study" / "mine").mkdir(parents=True)
+    (tmp_path / "study" / "mine" / "study.yaml").write_text("")
+    with pytest.raises(ValueError, match="holds studies, not runs: mixview study show"):
+        gather([tmp_path / "study"])
 
 
 def test_runs_of_one_experiment_differ_in_their_seed_only(tmp_path: Path) -> None:

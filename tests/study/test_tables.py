@@ -1,8 +1,10 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
 from mixview.study import grid, plots, results, tables
 from mixview.study.command import write_report
+from mixview.study.page import write_page
 from tests.study.trials import invented, trial
 
 VALUES = {"SIM": 50.0, "WBSIM": 53.0, "SIM × 1.75": 52.0, "random": 30.0}
@@ -77,12 +79,18 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     for cell in study.cells:
         results.save(found[cell.name], results.path_of(cell, tmp_path))
     (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(study.text))
-    text = write_report(tmp_path).read_text()
+    written, page = write_report(tmp_path)
+    text = written.read_text()
     assert "53.2 ± 0.4" in text
+    shown = page.read_text()
+    assert "<td>53.2 ± 0.4</td>" in shown
+    assert shown.count('<img src="data:image/png;base64,') == 3
+    assert '<a href="#trial">trial</a>' in shown
+    assert not re.search(r'(src|href)="(?!data:|#)', shown)  # it needs no other file
     assert "![trial: accuracy at the end of training](trial/trial-scenes-final.png)" in text
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "study.yaml").write_text("settings: {no_such: 1}\nmethods: {A: {}}\n")
-    text = write_report(tmp_path).read_text()
+    (tmp_path / "broken" / "study.yaml").write_text("settings: {no_such: 1}\nmethods: {<script>: {}}\n")
+    text = write_report(tmp_path)[0].read_text()
     assert "53.2 ± 0.4" in text  # one that cannot be read does not cost the others
     assert "**Cannot be shown**: there is no setting no_such" in text
     assert "(in broken/study.yaml)" in text
@@ -124,3 +132,10 @@ def test_images_and_versions_that_differ_are_warned_of() -> None:
     )
     assert "- Warning: measured with torch 2.0 and 2.1" in text
     assert "Warning" not in tables.render(study, found)
+
+
+def test_names_cannot_break_the_page(tmp_path: Path) -> None:
+    (tmp_path / "results.md").write_text("# What\n\n## <script>alert(1)</script>\n\n| <b>x</b> |\n|---|\n| 1 |\n")
+    page = write_page(tmp_path / "results.md").read_text()
+    assert "<script>" not in page
+    assert "<b>" not in page
