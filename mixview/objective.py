@@ -67,7 +67,10 @@ def wbsim(w1: float = 0.5, w2: float = 0.5, mixer: Mixer | None = None) -> Objec
 
 
 def unmix(mixer: Mixer | None = None) -> Objective:
-    """Un-Mix (Shen et al., 2022): SIM and a mixed term, in a method in `mixview.methods.UnMix`, which mixes targets."""
+    """Un-Mix (Shen et al., 2022): SIM and a mixed term, of equal weight; CutMix or Mixup, one lam a batch.
+
+    For MoCo as it is, and for the others inside `mixview.methods.UnMix`.
+    """
     return Objective([(1.0, mixer or Either(Mixup(), CutMix())), (1.0, Identity())])
 
 

@@ -31,7 +31,7 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
     """MoCo v2 with MixCo's loss. `options` are `moco_v2`'s.
 
     Args:
-        mix_temperature: of the term of the mixtures; 1 as published for a temperature of 0.2.
+        mix_temperature: of the term of the mixtures; published are 1 for ImageNet and 0.05 for small images.
     """
     check_temperature(mix_temperature)
     return moco_v2(encoder, feature_dim, contrast=partial(semi_positive, mix_temperature), **options)

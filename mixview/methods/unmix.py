@@ -1,7 +1,10 @@
-"""Un-Mix (Shen et al., 2022): the targets are mixed, the anchors are not. Around any method.
+"""Un-Mix (Shen et al., 2022) on methods that compare both ways: one view is mixed, the other is not.
 
-    method = UnMix(moco_v2(encoder, feature_dim))
+    method = UnMix(SimCLR(encoder, feature_dim))
     objective = unmix()                      # the method's own loss, and that of the mixtures: CutMix or Mixup
+
+Of MoCo its published code mixes the queries, and leaves the keys alone: that is MoCo itself under `unmix()`, or WBSIM
+with weights of one, and needs nothing of this file.
 
 With mixtures `m_k = lam x_k'' + (1 - lam) x_p(k)''` of the second view and partners that are mutual (p(p(i)) = i),
 image i is in two of them, by lam in m_i and by 1 - lam in m_p(i), and its loss is
@@ -19,6 +22,7 @@ from typing import ClassVar, final
 from torch import Tensor, nn
 
 from mixview.methods.method import Method, Targets, Views, check_views, unmixed_first
+from mixview.methods.moco import MoCo
 from mixview.mixing import Mixture, unmixed
 from mixview.nn import Projected
 from mixview.objective import Term
@@ -32,7 +36,7 @@ class UnMix(Method):
     would put other shares of an image into its targets than the loss says.
 
     Args:
-        method: SimCLR, MoCo, BYOL, SimSiam, SwAV …; what follows by itself (EMA, queue) goes by the unmixed targets.
+        method: SimCLR, BYOL, SimSiam, SwAV …; what follows by itself (EMA) goes by the unmixed targets.
     """
 
     separable: ClassVar[bool] = False  # the terms of one step have different targets: one call keeps them apart
@@ -41,6 +45,8 @@ class UnMix(Method):
         super().__init__()
         if isinstance(method, UnMix):
             raise TypeError("this method mixes its targets already: UnMix goes around it once")
+        if isinstance(method, MoCo):
+            raise TypeError("Un-Mix mixes the queries of MoCo: use MoCo itself, with the objective unmix()")
         self.method = method
 
     @property

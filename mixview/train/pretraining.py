@@ -54,8 +54,8 @@ class Pretraining:
     method: MethodName = "simclr"
     """What is learned from two views of an image."""
     objective: ObjectiveName = "wbsim"
-    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation; unmix does both
-    with mixed targets."""
+    """sim is the method as published, bsim mixes every anchor, wbsim does both, mixaug is the ablation; unmix is
+    Un-Mix's: both, of equal weight."""
     backbone: str = "resnet50"
     """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
 

@@ -6,7 +6,20 @@ from typing import Any, Literal
 
 from mixview.backbones import Backbone
 from mixview.either import Either
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
+from mixview.methods import (
+    BYOL,
+    Method,
+    MoCo,
+    SimCLR,
+    SimSiam,
+    SwAV,
+    UnMix,
+    i_mix,
+    moco_mixco,
+    moco_mochi,
+    moco_v1,
+    moco_v2,
+)
 from mixview.methods.imix import batch_keys
 from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
@@ -86,7 +99,7 @@ class Head:
     other_parent: bool = False
     """MoCo: the other parent's key counts among the negatives."""
     mix_temperature: float | None = None
-    """MixCo: of the term of the mixtures; 1."""
+    """MixCo: of the term of the mixtures; 1, as published for ImageNet (for small images 0.05)."""
     hardest: int | None = None
     """MoCHi: so many of a query's nearest keys are mixed to negatives; 1024, or a quarter of a shorter queue."""
     synthetic: tuple[int, int] | None = None
@@ -148,11 +161,11 @@ def build_method(
         images: how many there are to learn from.
         steps: optimiser steps of the whole run.
         batch: images a step.
-        objective: that it is trained under; unmix mixes the method's targets, and so goes around it.
+        objective: that it is trained under; unmix mixes the second view of all but MoCo, and so goes around them.
     """
     head = head.settle(name, images=images, steps=steps, batch=batch)
     method = build_plain_method(name, backbone, head, steps=steps, batch=batch)
-    return UnMix(method) if objective == "unmix" else method
+    return UnMix(method) if objective == "unmix" and not isinstance(method, MoCo) else method
 
 
 def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, steps: int, batch: int) -> Method:
