@@ -78,12 +78,16 @@ def list_cells(study: grid.Study, out: Path) -> None:
     """Every cell, whether it is done, and its cost."""
     done = results.found(study.cells, out)
     estimate = Estimate(study.cells, done.values())
-    table = Table("cell", "epochs", "passes with, without gradient", "core time", box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("cell", overflow="fold")  # the end of a name says what it is: it is never cut off
+    for head in ("epochs", "passes with, without gradient", "core time"):
+        table.add_column(head)
     for cell in study.cells:
         cost = "done" if cell.name in done else duration(estimate.seconds([cell]))
         epochs = str(cell.epochs) if cell.encoder is None else cell.encoder
         table.add_row(cell.name, epochs, f"{cell.passes.with_gradient}, {cell.passes.without}", cost)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table, width=None if console.is_terminal else 160)
     todo = [cell for cell in study.cells if cell.name not in done]
     print(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
 
