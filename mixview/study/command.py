@@ -86,8 +86,7 @@ def list_cells(study: grid.Study, out: Path) -> None:
         cost = "done" if cell.name in done else duration(estimate.seconds([cell]))
         epochs = str(cell.epochs) if cell.encoder is None else cell.encoder
         table.add_row(cell.name, epochs, f"{cell.passes.with_gradient}, {cell.passes.without}", cost)
-    console = Console(highlight=False)
-    console.print(table, width=None if console.is_terminal else 160)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [cell for cell in study.cells if cell.name not in done]
     print(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
 
