@@ -2,9 +2,9 @@
 
     MIXVIEW_DATA=… python benchmarks/detection_by_heart.py [--protocol small-fpn] [--images 8] [--iterations 640]
 
-Images of one to three large objects, trained on and asked about: ResNet-18 from random initialisation, shorter side 256,
-batches of 2. A check of coordinates, boxes and masks from the file to the picture, and no measure of quality. Some ten
-minutes of a core.
+Images of one to three large objects, trained on and asked about: ResNet-18 from random initialisation, shorter side
+256, batches of 2. A check of coordinates, boxes and masks from the file to the picture, and no measure of quality. Ten
+minutes of a core, twenty with C4.
 """
 
 import argparse
