@@ -29,7 +29,8 @@ ALLOWED = {
     "pickles": set(),
     "using": {"using", "evaluate", "data", "atomic", "backbones"},
     "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
-    "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones"},
+    # A study ends in a page of the report's.
+    "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones", "report"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "either", "atomic", "backbones"}
     | {"export"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.

@@ -6,12 +6,11 @@ and what it shows over 10,000 points is text, not images.
 
 import html
 import json
-import re
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from mixview.atomic import atomic_write
+from mixview.report.assets import asset, fill
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.runs import gather
@@ -71,13 +70,7 @@ def render(content: dict[str, Any], title: str) -> bytes:
         "data": embed_json(content),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
     }
-    # In one go: what a part holds is not looked at again, whatever the names in it.
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset("page.html")).encode()
-
-
-def asset(name: str) -> str:
-    """A file of the page."""
-    return (files("mixview.report") / "page" / name).read_text(encoding="utf-8")
+    return fill("page.html", parts)
 
 
 def embed_json(content: Any) -> str:

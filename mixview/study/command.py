@@ -10,9 +10,9 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from mixview.atomic import atomic_write
+from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
-from mixview.study.page import write_page
 from mixview.study.running import Runner, locked
 from mixview.train.progress import duration
 from mixview.train.stopping import seconds_of

@@ -2,9 +2,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.command import write_report
-from mixview.study.page import write_page
 from tests.study.trials import invented, trial
 
 VALUES = {"SIM": 50.0, "WBSIM": 53.0, "SIM × 1.75": 52.0, "random": 30.0}

@@ -1,4 +1,4 @@
-"""The results of studies as one HTML page in the style of `mixview report`, in one file that needs no network."""
+"""A Markdown file, such as the results of studies, as one HTML page in the style of the report, in one file."""
 
 import base64
 import html
@@ -8,35 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from mixview.atomic import atomic_write
-from mixview.report.page import asset
-
-STYLE = """
-main table { white-space: nowrap; }
-main ul { padding-left: 1.2rem; color: var(--soft); font-size: .88rem; }
-main img { display: block; max-width: 100%; margin: 1rem auto; border-radius: .4rem; }
-main h3 { margin: 1rem 0 .3rem; }
-section > p { margin: .6rem 0; }
-"""
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header><h1>{title}</h1></header>
-<nav aria-label="Studies"><div id="links">{links}</div></nav>
-<main>
-{sections}
-</main>
-</body>
-</html>
-"""
+from mixview.report.assets import asset, fill
 
 
 def write_page(markdown: Path) -> Path:
@@ -52,15 +24,15 @@ def write_page(markdown: Path) -> Path:
         f'<section id="{anchor(name)}">{to_html(f"## {part}", markdown.parent)}</section>'
         for name, part in zip(names, parts, strict=True)
     ]
-    page = PAGE.format(
-        title=title,
-        style=asset("style.css") + STYLE,
-        links="".join(f'<a href="#{anchor(name)}">{html.escape(name)}</a>' for name in names),
-        sections="\n".join(sections),
-    )
+    parts_of_page = {
+        "title": title,
+        "style": asset("style.css") + asset("document.css"),
+        "links": "".join(f'<a href="#{anchor(name)}">{html.escape(name)}</a>' for name in names),
+        "sections": "\n".join(sections),
+    }
     path = markdown.with_suffix(".html")
     with atomic_write(path) as file:
-        file.write(page.encode())
+        file.write(fill("document.html", parts_of_page))
     return path
 
 
