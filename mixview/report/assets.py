@@ -10,6 +10,20 @@ def asset(name: str) -> str:
     return (files("mixview.report") / "page" / name).read_text(encoding="utf-8")
 
 
-def fill(template: str, parts: Mapping[str, str]) -> bytes:
+def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = False) -> bytes:
+    """A whole page around a body.
+
+    Args:
+        body: the name of its template.
+        parts: what stands in it, the title among them.
+        style: all of its CSS.
+        scripts: whether the page may run what is inside it; nothing from elsewhere ever may.
+    """
+    allowed = "; script-src 'unsafe-inline'" if scripts else ""
+    whole = {"title": parts["title"], "style": style, "scripts": allowed, "body": fill(body, parts)}
+    return fill("frame.html", whole).encode()
+
+
+def fill(template: str, parts: Mapping[str, str]) -> str:
     """A template with its `{{names}}` replaced, in one go: what a part holds is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(template)).encode()
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(template))

@@ -8,7 +8,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 from mixview.atomic import atomic_write
-from mixview.report.assets import asset, fill
+from mixview.report.assets import asset, frame
 
 
 def write_page(markdown: Path) -> Path:
@@ -24,15 +24,14 @@ def write_page(markdown: Path) -> Path:
         f'<section id="{anchor(name)}">{to_html(f"## {part}", markdown.parent)}</section>'
         for name, part in zip(names, parts, strict=True)
     ]
-    parts_of_page = {
+    content = {
         "title": title,
-        "style": asset("style.css") + asset("document.css"),
         "links": "".join(f'<a href="#{anchor(name)}">{html.escape(name)}</a>' for name in names),
         "sections": "\n".join(sections),
     }
     path = markdown.with_suffix(".html")
     with atomic_write(path) as file:
-        file.write(fill("document.html", parts_of_page))
+        file.write(frame("document.html", content, style=asset("style.css") + asset("document.css")))
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mixview.atomic import atomic_write
-from mixview.report.assets import asset, fill
+from mixview.report.assets import asset, frame
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.runs import gather
@@ -66,11 +66,10 @@ def render(content: dict[str, Any], title: str) -> bytes:
     """The page: template, style, data and scripts in one."""
     parts = {
         "title": html.escape(title),
-        "style": asset("style.css"),
         "data": embed_json(content),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
     }
-    return fill("page.html", parts)
+    return frame("page.html", parts, style=asset("style.css"), scripts=True)
 
 
 def embed_json(content: Any) -> str:
