@@ -17,7 +17,7 @@ import torch
 
 from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting
 from mixview.evaluate.results import Result
-from mixview.study import results, whole
+from mixview.study import results, standalone
 from mixview.study.grid import Cell
 from mixview.study.passes import Passes
 from mixview.train.launching import end_when_orphaned
@@ -125,9 +125,9 @@ def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, 
     """What a column asks for: one result, or one a trial. Images that were opened for an earlier one stay open."""
     known: dict[str, type[Evaluation]] = {each.protocol: each for each in PROTOCOLS}
     name, options = judgement["protocol"], options_of(cell, run, judgement)
-    if name in whole.PROTOCOLS:
+    if name in standalone.PROTOCOLS:
         place = {"out": str(run), "resume": (run / name).exists()}
-        return list(whole.load(name)(protocol=options.pop("recipe"), **(place | options)))
+        return list(standalone.load(name)(protocol=options.pop("recipe"), **(place | options)))
     evaluation = known[name](**options)
     asked = [each.name for each in dataclasses.fields(Setting) if each.name not in ELSEWHERE]
     shown = json.dumps({each: getattr(evaluation, each) for each in asked}, sort_keys=True)

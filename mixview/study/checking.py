@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mixview.evaluate.judging import PROTOCOLS
-from mixview.study import whole
+from mixview.study import standalone
 
 AXES = ("data", "methods", "knobs", "objectives")
 COLUMN = ("protocol", "metric")
@@ -81,10 +81,10 @@ def check_columns(name: str, columns: object) -> None:
         if not isinstance(judgement, dict) or not set(COLUMN) <= set(judgement):
             raise ValueError(f"{name}: {column} needs a protocol and a metric, got {judgement!r}")
         protocol = judgement["protocol"]
-        if protocol not in known and protocol not in whole.PROTOCOLS:
-            every = [*known, *whole.PROTOCOLS]
+        if protocol not in known and protocol not in standalone.PROTOCOLS:
+            every = [*known, *standalone.PROTOCOLS]
             raise ValueError(f"{name}: {column} has no protocol {protocol!r} to judge by: {hint(protocol, every)}")
-        options = known[protocol] if protocol in known else whole.options(protocol)
+        options = known[protocol] if protocol in known else standalone.options(protocol)
         for option in judgement:
             if option not in COLUMN and option not in options:
                 raise ValueError(f"{name}: {column}: {protocol} has no option {option!r}: {hint(option, options)}")

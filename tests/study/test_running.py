@@ -15,7 +15,7 @@ import yaml
 from mixview.cli import main
 from mixview.evaluate.results import Result
 from mixview.study import cell as cells
-from mixview.study import command, grid, results, whole
+from mixview.study import command, grid, results, standalone
 from mixview.study.estimate import Estimate
 from mixview.study.running import Runner, StudyError
 from mixview.train.run_folder import RunFolder
@@ -113,7 +113,7 @@ def test_every_column_is_measured_as_it_says(tmp_path: Path) -> None:
 
 
 def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(whole.PROTOCOLS, "detection", (__name__, "detect", "Detected"))
+    monkeypatch.setitem(standalone.PROTOCOLS, "detection", (__name__, "detect", "Detected"))
     cell = random_cell(3, AP50={"protocol": "detection", "recipe": "small-c4", "trials": 2, "metric": "AP50"})
     result = cells.judge(cell, tmp_path)
     assert result.metrics == {"AP50": 15.0}
