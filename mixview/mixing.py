@@ -200,24 +200,34 @@ class BetaMixer(Mixer):
         per_sample: N draws of lam (and N boxes) a batch rather than one a batch, or group, as in the paper.
         partner: `"reversal"`, image i with image N-1-i, or `"permutation"`, at random.
         fold: lam becomes max(lam, 1 - lam), so that image i is always the larger part.
+        share: the probability that an image (or a batch, where lam is one a batch) is mixed at all; the others have
+            lam = 1. Half of a batch mixed has both terms of WBSIM in the passes of one.
     """
 
     def __init__(
-        self, alpha: float = 1.0, per_sample: bool = False, partner: Partner = "reversal", fold: bool = False
+        self,
+        alpha: float = 1.0,
+        per_sample: bool = False,
+        partner: Partner = "reversal",
+        fold: bool = False,
+        share: float = 1.0,
     ) -> None:
         if not (math.isfinite(alpha) and alpha > 0):
             raise ValueError(f"alpha must be a positive number, got {alpha}: for no mixture at all use Identity()")
         if partner not in ("reversal", "permutation"):
             raise ValueError(f'partner must be "reversal" or "permutation", got {partner!r}')
+        if not 0 < share <= 1:
+            raise ValueError(f"share is a part of the images, above 0 to 1, got {share}: for no mixture use Identity()")
         self.alpha = float(alpha)
         self.per_sample = per_sample
         self.partner: Partner = partner
         self.fold = fold
+        self.share = share
 
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(alpha={self.alpha:g}, per_sample={self.per_sample}, "
-            f"partner={self.partner!r}, fold={self.fold})"
+            f"partner={self.partner!r}, fold={self.fold}, share={self.share:g})"
         )
 
     @final
@@ -243,13 +253,15 @@ class BetaMixer(Mixer):
             )
         each = count // groups
         rows = each if self.per_sample else 1
-        uniform, permutation = [], []
+        uniform, permutation, chance = [], [], []
         for source in generators:
             # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
             dtype = torch.float32 if source.device.type == "mps" else torch.float64
             uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
             if self.partner == "permutation":
                 permutation.append(torch.randperm(each, generator=source, device=source.device))
+            if self.share < 1:  # drawn last: lam, boxes and partners are those of share = 1
+                chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
         draws = torch.stack(uniform).expand(groups, each, UNIFORMS).reshape(count, UNIFORMS)
 
         own = torch.arange(count, device=images.device).view(groups, each)
@@ -262,6 +274,9 @@ class BetaMixer(Mixer):
         drawn = symmetric_beta(self.alpha, draws[:, :4])
         if self.fold:
             drawn = torch.maximum(drawn, 1 - drawn)
+        if chance:
+            left_alone = torch.stack(chance).expand(groups, each).reshape(count) >= self.share
+            drawn = drawn.masked_fill(left_alone, 1)
         if strength < 1:
             drawn = 1 - strength * (1 - drawn)
         if lam is not None:

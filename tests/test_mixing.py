@@ -142,7 +142,32 @@ def test_folding_keeps_the_larger_part() -> None:
             assert (CutMix(per_sample=True, fold=True).draw(images[..., :size, :size], seeded(seed)).lam >= 0.5).all()
 
 
-@pytest.mark.parametrize("mixer", [CutMix(per_sample=True, partner="permutation"), Mixup(), CutMix()], ids=repr)
+def test_a_share_of_the_images_is_mixed_and_the_others_stay_whole() -> None:
+    images = torch.rand(2000, 1, 16, 16, dtype=torch.float64)
+    for make in (CutMix, Mixup):
+        whole = make(per_sample=True, partner="permutation").draw(images, seeded())
+        half = make(per_sample=True, partner="permutation", share=0.5).draw(images, seeded())
+        mixed = half.lam != 1
+        assert 0.45 < mixed.double().mean() < 0.55
+        assert torch.equal(half.partner, whole.partner)
+        assert torch.equal(
+            half.lam[mixed], whole.lam[mixed]
+        )  # the mixtures are those of share = 1, a paired comparison
+        assert torch.equal(half(images)[mixed], whole(images)[mixed])
+        assert torch.equal(half(images)[~mixed], images[~mixed])
+    batches = [Mixup(share=0.25).draw(images[:4], seeded(seed)).lam for seed in range(200)]
+    assert all(len(set(lam.tolist())) == 1 for lam in batches)  # one lam a batch: all of it, or nothing
+    assert 30 < sum(bool((lam != 1).all()) for lam in batches) < 70
+    for share in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="share"):
+            CutMix(share=share)
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [CutMix(per_sample=True, partner="permutation"), Mixup(), CutMix(), CutMix(per_sample=True, share=0.5)],
+    ids=repr,
+)
 def test_groups_mix_among_themselves_as_so_many_ranks(mixer: BetaMixer) -> None:
     images = torch.rand(12, 3, 16, 16)
     one_process = mixer.draw(images, mixture_generators(5, 9, mix_groups=3))

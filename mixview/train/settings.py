@@ -63,6 +63,8 @@ class Mixing:
     """Mix image i with N-1-i, or with a random one."""
     fold: bool = False
     """lam = max(lam, 1 - lam), as i-Mix does."""
+    share: float = 1.0
+    """The part of the images that is mixed, by chance; the others stay whole, in the same passes."""
     weight: float = 0.5
     """w1 of WBSIM, of the mixed term."""
     sim_weight: float = 0.5
@@ -74,7 +76,7 @@ class Mixing:
 
     def build(self) -> Mixer:
         """The mixer."""
-        options = self.alpha, self.per_sample, self.partner, self.fold
+        options = self.alpha, self.per_sample, self.partner, self.fold, self.share
         if self.mixer == "either":
             return Either(Mixup(*options), CutMix(*options))
         return CutMix(*options) if self.mixer == "cutmix" else Mixup(*options)
