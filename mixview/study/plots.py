@@ -1,9 +1,12 @@
 """Pictures of a study: accuracy while training, at the end, and against what it costs."""
 
 import io
+import json
+import math
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +20,8 @@ AXES: tuple[tuple[str, Callable[[CellResult], float]], ...] = (
     ("steps", lambda result: float(result.steps)),
     ("compute: million forward passes of an image\n(one backward counts as two)", lambda result: result.work / 1e6),
 )
+ACROSS = 4
+"""Panels beside each other."""
 COLUMN = "linear"
 """What is drawn of the end, where a study has it; else its first column."""
 
@@ -32,7 +37,7 @@ def draw(study: Study, found: dict[str, CellResult], folder: Path) -> dict[Path,
         stem = "-".join(each.lower().replace(" ", "-") for each in (study.name, data) if each)
         if any(len(result.curve) > 1 for row in trained for result in row.results):
             written[save(curves(trained), folder / f"{stem}-training")] = "accuracy while training"
-        if any(row.longer for row in trained):
+        if any(len(line) > 1 for panel in panels_of(trained) for line in panel.lines.values()):
             written[save(budgets(trained, column), folder / f"{stem}-compute")] = "accuracy against steps and compute"
         if any(row.figures(column) for row in trained):
             ends = finals(part, study.baseline, column)
@@ -40,81 +45,117 @@ def draw(study: Study, found: dict[str, CellResult], folder: Path) -> dict[Path,
     return written
 
 
-def panels(methods: Sequence[str], legend: int) -> tuple[Any, Any]:
-    """A figure with a column a method, a row for steps and one for compute, and room for a legend under it."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+class Panel(NamedTuple):
+    """Rows that are compared with each other. A line is an objective, with the lengths that it was trained for."""
 
-    figure = Figure(figsize=(1 + 3.6 * len(methods), 6.4 + 0.17 * legend), layout="constrained")
-    return figure, figure.subplots(2, len(methods), squeeze=False, sharey="col")
+    title: str
+    lines: dict[str, list[Row]]
 
 
-def colours(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each, twenty before they repeat."""
+def panels_of(rows: Sequence[Row]) -> list[Panel]:
+    """A panel for every method and knob, in one those that differ by their length alone.
+
+    Where knobs are what is compared, each with one objective, there is a panel for every method, and a line is a knob.
+    """
+    groups: dict[tuple[str, str, str], Row] = {}
+    for row in rows:
+        groups.setdefault(row.group, row)
+    of_objectives = any(not row.longer and row.objective != groups[row.group].objective for row in rows)
+    found: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    for row in rows:
+        plain = next((each for each in rows if is_longer_of(row, each)), row)
+        name = plain.objective if of_objectives else in_words(plain.knob, plain.objective)
+        key = (row.method, settings_but_length(groups[row.group])) if of_objectives else (row.method,)
+        found.setdefault(key, {}).setdefault(name, []).append(row)
+    panels = []
+    for (method, *_), lines in found.items():
+        knobs = dict.fromkeys(row.knob for line in lines.values() for row in line)
+        what = "; ".join(knobs) if of_objectives and "" not in knobs else ""
+        panels.append(Panel("\n".join((method, *textwrap.wrap(what, 46))), lines))
+    return panels
+
+
+def settings_but_length(row: Row) -> str:
+    """The settings of a row but for its epochs and its seed."""
+    settings = {name: value for name, value in row.cells[0].settings.items() if name not in ("epochs", "seed")}
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def canvas(panels: Sequence[Panel], label: str, words: str) -> tuple[Any, list[tuple[Any, Any]], dict[str, Any]]:
+    """A figure with its legend, for every panel its axes of steps and of compute, and for every line its colour."""
     from matplotlib import colormaps
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+    from matplotlib.lines import Line2D
 
+    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
     chosen = colormaps["tab10" if len(names) <= 10 else "tab20"].colors  # type: ignore[attr-defined, unused-ignore]
-    return {name: chosen[number % len(chosen)] for number, name in enumerate(names)}
+    colours = {name: chosen[number % len(chosen)] for number, name in enumerate(names)}
 
-
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """What is told apart by colour: knob and objective."""
-    return list(dict.fromkeys(in_words(row.knob, row.objective) for row in rows))
+    across = min(ACROSS, len(panels))
+    bands = math.ceil(len(panels) / across)
+    width = max(1 + 3.6 * across, 6.0)
+    columns = max(1, min(len(names), int(width / (0.7 + 0.055 * max(map(len, names), default=0)))))
+    figure = Figure(figsize=(width, 6.2 * bands + 0.17 * math.ceil(len(names) / columns)), layout="constrained")
+    grid = figure.subplots(2 * bands, across, squeeze=False)
+    pairs = []
+    for number in range(bands * across):
+        pair = (grid[number // across * 2][number % across], grid[number // across * 2 + 1][number % across])
+        if number >= len(panels):
+            for axis in pair:
+                axis.remove()
+            continue
+        pair[1].sharey(pair[0])
+        pair[0].set_title(panels[number].title, fontsize=8)
+        for axis, (name, _) in zip(pair, AXES, strict=True):
+            axis.grid(alpha=0.2)
+            axis.set_xlabel(name, fontsize=8)
+            axis.tick_params(labelsize=8)
+            if number % across == 0:
+                axis.set_ylabel(label, fontsize=8)
+        pairs.append(pair)
+    handles = [Line2D([], [], color=colours[name]) for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
+    figure.suptitle(words, fontsize=8)
+    return figure, pairs, colours
 
 
 def curves(rows: Sequence[Row]) -> Any:
     """k-NN accuracy while training: mean over seeds, and their standard deviation as a band."""
-    methods = list(dict.fromkeys(row.method for row in rows))
-    names = lines_of([row for row in rows if not row.longer])
-    figure, axes = panels(methods, legend=len(names) // 3)
-    colour = colours(names)
-    for row in rows:
-        told = [result for result in row.results if result.curve]
-        steps = sorted(set.intersection(*(({step for step, _ in result.curve}) for result in told))) if told else []
-        if not steps:
-            continue
-        values = np.array([[dict(result.curve)[step] for step in steps] for result in told])
-        mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(told) > 1 else np.zeros(len(steps))
-        name = in_words(row.knob, row.objective)
-        shade = next((colour[in_words(base.knob, base.objective)] for base in rows if is_longer_of(row, base)), "grey")
-        look = {"color": shade, "linestyle": "--"} if row.longer else {"color": colour[name]}
-        for line, (_, whole) in enumerate(AXES):
-            axis = axes[line][methods.index(row.method)]
-            x = np.array(steps) * np.mean([whole(result) / result.steps for result in told])
-            axis.plot(x, mean, label=name, linewidth=1.2, **look)
-            axis.fill_between(x, mean - spread, mean + spread, color=look["color"], alpha=0.12, linewidth=0)
-    dress(
-        figure,
-        axes,
-        methods,
-        "k-NN accuracy while training, %",
-        f"Mean of {seeds_of(rows)}, band: standard deviation; dashed: the baseline, trained longer.",
-    )
+    panels = panels_of(rows)
+    words = f"Mean of {seeds_of(rows)}, band: standard deviation; dashed: the baseline, trained longer."
+    figure, pairs, colours = canvas(panels, "k-NN accuracy while training, %", words)
+    for panel, pair in zip(panels, pairs, strict=True):
+        for name, row in ((name, row) for name, line in panel.lines.items() for row in line):
+            told = [result for result in row.results if result.curve]
+            steps = sorted(set.intersection(*(({step for step, _ in result.curve}) for result in told))) if told else []
+            if not steps:
+                continue
+            values = np.array([[dict(result.curve)[step] for step in steps] for result in told])
+            mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(told) > 1 else np.zeros(len(steps))
+            for axis, (_, whole) in zip(pair, AXES, strict=True):
+                x = np.array(steps) * np.mean([whole(result) / result.steps for result in told])
+                axis.plot(x, mean, linewidth=1.2, color=colours[name], linestyle="--" if row.longer else "-")
+                axis.fill_between(x, mean - spread, mean + spread, color=colours[name], alpha=0.12, linewidth=0)
     return figure
 
 
 def budgets(rows: Sequence[Row], column: str) -> Any:
-    """One column at the end of training against steps and compute; a line joins a baseline and its longer runs."""
-    methods = list(dict.fromkeys(row.method for row in rows))
-    names = lines_of([row for row in rows if not row.longer])
-    figure, axes = panels(methods, legend=len(names) // 3)
-    colour = colours(names)
-    for row in rows:
-        if row.longer:
-            continue
-        family = [row, *(each for each in rows if is_longer_of(each, row))]
-        points = [(each, summarise(list(each.figures(column).values()))) for each in family if each.figures(column)]
-        for line, (_, whole) in enumerate(AXES):
-            x = np.array([float(np.mean([whole(result) for result in each.results])) for each, _ in points])
-            order = np.argsort(x)
-            axes[line][methods.index(row.method)].errorbar(
-                x[order],
-                np.array([score.mean for _, score in points])[order],
-                yerr=np.array([score.std or 0.0 for _, score in points])[order],
-                marker="o", markersize=4, capsize=2, linewidth=1, linestyle="-" if len(points) > 1 else "",
-                color=colour[in_words(row.knob, row.objective)], label=in_words(row.knob, row.objective),
-            )  # fmt: skip
-    words = f"Mean and standard deviation of {seeds_of(rows)}; a line joins the lengths of the baseline."
-    dress(figure, axes, methods, f"{column}, %", words)
+    """One column at the end of training against steps and compute; a line joins the lengths of an objective."""
+    panels = panels_of(rows)
+    words = f"Mean and standard deviation of {seeds_of(rows)}; a line joins the lengths of an objective."
+    figure, pairs, colours = canvas(panels, f"{column}, %", words)
+    for panel, pair in zip(panels, pairs, strict=True):
+        for name, line in panel.lines.items():
+            points = [(row, summarise(list(row.figures(column).values()))) for row in line if row.figures(column)]
+            for axis, (_, whole) in zip(pair, AXES, strict=True):
+                x = np.array([float(np.mean([whole(result) for result in row.results])) for row, _ in points])
+                order = np.argsort(x)
+                axis.errorbar(
+                    x[order],
+                    np.array([score.mean for _, score in points])[order],
+                    yerr=np.array([score.std or 0.0 for _, score in points])[order],
+                    marker="o", markersize=4, capsize=2, linewidth=1, color=colours[name],
+                )  # fmt: skip
     return figure
 
 
@@ -147,10 +188,11 @@ def finals(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     for first, last, mean in baseline_spans(told, baseline, column):
         axis.plot([mean, mean], [first - 0.4, last + 0.4], color="tab:blue", linestyle=":", linewidth=1)
     axis.set_yticks(range(len(told)), [f"{row.label} ({of_seeds(row)})" for row in told], fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(told) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.2)
     compared = f" Dotted: {baseline}, blue also where it was trained longer." if baseline is not None else ""
-    axis.set_xlabel(f"{column}, %\nIn brackets and as dots: seeds; bars: standard deviation.{compared}", fontsize=8)
+    axis.set_xlabel(f"{column}, %", fontsize=8)
+    figure.suptitle(f"In brackets and as dots: seeds; bars: standard deviation.{compared}", fontsize=8)
     return figure
 
 
@@ -167,25 +209,6 @@ def seeds_of(rows: Sequence[Row]) -> str:
     counts = sorted({len(row.results) for row in rows})
     text = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     return f"{text} seed{'' if text == '1' else 's'}"
-
-
-def dress(figure: Any, axes: Any, methods: Sequence[str], label: str, words: str) -> None:
-    """Titles, labels, and one legend under all panels."""
-    handles: dict[str, Any] = {}
-    for number, method in enumerate(methods):
-        axes[0][number].set_title(method, fontsize=10)
-        for line, (name, _) in enumerate(AXES):
-            axes[line][number].grid(alpha=0.2)
-            axes[line][number].set_xlabel(name, fontsize=8)
-            for handle, told in zip(*axes[line][number].get_legend_handles_labels(), strict=True):
-                handles.setdefault(told, handle)
-    for line in range(len(AXES)):
-        axes[line][0].set_ylabel(label, fontsize=8)
-    columns = min(3, len(handles)) if len(methods) < 3 else min(6, len(handles))
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=7, frameon=False
-    )
-    figure.suptitle(words, fontsize=8)
 
 
 def save(figure: Any, stem: Path) -> Path:

@@ -72,6 +72,27 @@ def test_pictures(tmp_path: Path) -> None:
     assert plots.draw(grid.expand("trial", trial()), {}, tmp_path) == {}
 
 
+def drawn(objectives: list[str]) -> list[tuple[str, dict[str, list[int]]]]:
+    """Titles of the panels of a study with knobs, and the epochs that each line joins."""
+    text = trial(knobs={"longer": {"epochs": 8}, "hotter": {"head": {"temperature": 0.5}}}, seeds=[0])
+    text["grids"] = [{"objectives": objectives, "knobs": ["", "longer", "hotter"]}]
+    text["knobs"][""] = {}
+    study = grid.expand("trial", text)
+    rows = tables.rows_of(study, {cell.name: invented(cell, 50.0) for cell in study.cells})
+    return [
+        (panel.title, {name: [row.cells[0].epochs for row in line] for name, line in panel.lines.items()})
+        for panel in plots.panels_of(rows)
+    ]
+
+
+def test_a_panel_has_what_is_compared_and_its_lengths() -> None:
+    assert drawn(["SIM", "WBSIM"]) == [
+        ("MoCo v2", {"SIM": [4, 7, 8, 14], "WBSIM": [4, 8]}),
+        ("MoCo v2\nhotter", {"SIM": [4, 7], "WBSIM": [4]}),
+    ]
+    assert drawn(["SIM"]) == [("MoCo v2", {"SIM": [4], "longer · SIM": [8], "hotter · SIM": [4]})]
+
+
 def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     import yaml
 
