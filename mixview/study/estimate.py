@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from mixview.data.opening import open_source
+from mixview.data.source import SourceError
 from mixview.data.splits import parse_range
 from mixview.study.grid import Cell
 from mixview.study.results import CellResult
@@ -12,6 +14,9 @@ USUAL = 7.5e-7
 
 JUDGING = 30.0
 """Seconds for judging, likewise."""
+
+IMAGES = 5000.0
+"""To train on, where nothing tells."""
 
 
 class Estimate:
@@ -42,7 +47,10 @@ class Estimate:
         """Images over all epochs."""
         if cell.encoder is not None:
             return 0.0
-        return cell.epochs * (self.images.get(cell.data + cell.knob) or images_of(cell.pretraining.split))
+        images = self.images.get(cell.data + cell.knob)
+        if images is None:
+            images = self.images[cell.data + cell.knob] = images_of(cell)
+        return cell.epochs * images
 
     def work(self, cell: Cell) -> float:
         """Forward passes of a pixel, in all."""
@@ -88,7 +96,15 @@ class Pace:
         return passed / expected if expected > 1 else 1.0
 
 
-def images_of(split: str | None) -> float:
-    """How many images a part of a split such as train[:5000] has; a guess for any other."""
-    part = parse_range(split)[1] if split else None
-    return float(part.stop - (part.start or 0)) if part is not None and part.stop is not None else 5000.0
+def images_of(cell: Cell) -> float:
+    """How many images a cell trains on: by its part of a split such as train[:5000], else by looking."""
+    given = cell.pretraining
+    part = parse_range(given.split)[1] if given.split else None
+    if part is not None and part.stop is not None:
+        return float(part.stop - (part.start or 0))
+    if given.data is None:
+        return IMAGES
+    try:
+        return float(len(open_source(given.data, given.split, **(given.data_options or {}))))
+    except (SourceError, OSError):  # not there (yet): a cell that is run will say so
+        return IMAGES

@@ -1,11 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mixview.evaluate.judging import Knn
 from mixview.study import grid, results
-from mixview.study.estimate import Estimate, Pace
+from mixview.study.estimate import IMAGES, Estimate, Pace
 from tests.study.trials import invented, trial
 
 
@@ -75,6 +76,18 @@ def test_the_estimate_learns_from_what_is_done() -> None:
     assert estimate.seconds([by_name["WBSIM"]]) == pytest.approx(1 + 3 * 16 * 7 / 4)
     assert estimate.seconds([by_name["random"]]) == pytest.approx(1)
     assert Estimate(cells, []).seconds(cells) > 0
+
+
+def test_the_estimate_counts_the_images_of_a_split_that_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MIXVIEW_DATA", raising=False)
+
+    def seen(**data: Any) -> float:
+        cell = grid.expand("trial", trial(data={"a": data})).cells[0]
+        return Estimate([cell], []).images_seen(cell) / cell.epochs
+
+    assert seen(data="scenes", data_options={"count": 64, "size": 16}) == 64
+    assert seen(data="cifar10", split="train[500:2000]") == 1500
+    assert seen(data="cifar10", split="train") == IMAGES  # it is not there
 
 
 def test_the_pace_is_that_of_the_machine() -> None:
