@@ -151,25 +151,17 @@ def rank_of(row: Row) -> str:
 
 
 def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
-    """Paired differences to the baseline of as many steps, and to that of as much compute."""
+    """Paired differences to the baseline of as many steps, and to that of as much compute: once, if the same."""
     assert study.baseline is not None
-    columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in rows)]
     by_name = {(*row.group, row.objective): row for row in rows}
     others = [row for row in rows if row.trained and not row.longer and row.objective != study.baseline]
+    steps = differences(others, by_name, study, same_steps(study.baseline, by_name))
+    compute = differences(others, by_name, study, same_compute)
+    tables = {"at equal steps, which are equal compute": steps}
+    if steps != compute:
+        tables = {"at equal steps": steps, "at equal compute": compute}
     lines = []
-    for title, of_row in (("at equal steps", same_steps(study.baseline, by_name)), ("at equal compute", same_compute)):
-        table = [["", "pairs", *columns]]
-        for row in others:
-            base = by_name.get((*row.group, str(of_row(row))))
-            if base is None:
-                continue
-            found = [compare(row.figures(column), base.figures(column)) for column in columns]
-            pairs = max((each.pairs for each in found if each is not None), default=0)
-            if pairs:
-                against = f" (less {base.objective})" if base.objective != study.baseline else ""
-                texts = ["" if each is None else str(each) for each in found]
-                wanted = len({cell.seed for cell in row.cells} & {cell.seed for cell in base.cells})
-                table.append([f"{row.label}{against}", of_all(pairs, wanted), *texts])
+    for title, table in tables.items():
         if len(table) > 1:
             told = f"Less {study.baseline} {title}: mean of the paired differences and its 95 % interval over seeds."
             lines += [told, "", *markdown(table), ""]
@@ -177,6 +169,29 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     if alone:
         lines += [f"No {study.baseline} of equal compute was run for: {', '.join(alone)}.", ""]
     return lines
+
+
+def differences(
+    rows: Sequence[Row],
+    by_name: dict[tuple[str, str, str, str], Row],
+    study: Study,
+    baseline_of: Callable[[Row], str | None],
+) -> list[list[str]]:
+    """A table of the paired differences of rows to what `baseline_of` says of each, where there are pairs."""
+    columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in by_name.values())]
+    table = [["", "pairs", *columns]]
+    for row in rows:
+        base = by_name.get((*row.group, str(baseline_of(row))))
+        if base is None:
+            continue
+        found = [compare(row.figures(column), base.figures(column)) for column in columns]
+        pairs = max((each.pairs for each in found if each is not None), default=0)
+        if pairs:
+            against = f" (less {base.objective})" if base.objective != study.baseline else ""
+            texts = ["" if each is None else str(each) for each in found]
+            wanted = len({cell.seed for cell in row.cells} & {cell.seed for cell in base.cells})
+            table.append([f"{row.label}{against}", of_all(pairs, wanted), *texts])
+    return table
 
 
 def same_steps(baseline: str, by_name: dict[tuple[str, str, str, str], Row]) -> Callable[[Row], str | None]:
