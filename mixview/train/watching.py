@@ -22,7 +22,7 @@ from mixview.data.splits import Subset, take_fraction
 from mixview.evaluate.knn import knn_accuracy
 from mixview.evaluate.transforms import CentreCrop
 from mixview.methods import Method
-from mixview.mixing import mixture_generators
+from mixview.mixing import Mixture, mixture_generators
 from mixview.objective import Objective
 from mixview.train.collapse import diagnose, verdict
 
@@ -107,6 +107,11 @@ def pick(source: Source, count: int) -> Source:
     return Subset(source, np.linspace(0, len(source) - 1, count).astype(np.int64))
 
 
+def names_parents(mixture: Mixture) -> bool:
+    """Whether any image has a partner other than itself: none has with SIM, nor by what MixAug says."""
+    return not torch.equal(mixture.partner.cpu(), torch.arange(len(mixture)))
+
+
 class Watcher:
     """Looks at an encoder every now and then. The first process's: the others wait.
 
@@ -139,7 +144,8 @@ class Watcher:
         pairs = [views(each.pixels, seed, 0, each.index, augmentations) for each in shown]
         self.views = torch.stack([first for first, _ in pairs]), torch.stack([second for _, second in pairs])
         # Of this moment alone, so that a look at any epoch compares with a look at any other.
-        self.terms = objective.draw(self.views[0], mixture_generators(seed, 0))
+        terms = objective.draw(self.views[0], mixture_generators(seed, 0))
+        self.mixture = next((term.mixture for term in terms if names_parents(term.mixture)), None)
         self.decoder = reader.decoder
         self.prepare = CentreCrop(self.size, augmentations[0].normalise)
 
@@ -151,9 +157,8 @@ class Watcher:
         network.eval()
         with torch.no_grad():
             first, second = (self.encode(network, view) for view in self.views)
-            mixture = self.terms[0].mixture
-            mixed = None if mixture.is_identity else self.encode(network, mixture(self.views[0]))
-            diagnostics = diagnose(first, second, mixed=mixed, mixture=mixture)
+            mixed = None if self.mixture is None else self.encode(network, self.mixture(self.views[0]))
+            diagnostics = diagnose(first, second, mixed=mixed, mixture=self.mixture)
             metrics = diagnostics.items()
             if self.held is not None:
                 metrics["knn"] = self.ask(network.encoder, self.held)

@@ -238,6 +238,14 @@ def test_mixtures_grow_with_training(tmp_path: Path) -> None:
     assert grown[4] != plain[4]
 
 
+@pytest.mark.parametrize(("objective", "parents_known"), [("sim", False), ("bsim", True), ("mixaug", False)])
+def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_known: bool, tmp_path: Path) -> None:
+    options = {"method": "mocov2", "objective": objective, "epochs": 1}
+    looked = read_metrics(mixview.pretrain(**tiny(tmp_path / "run", {"look_every": 1}, **options)))[-1]
+    assert "effective_rank" in looked
+    assert any(name.startswith("mixture") for name in looked) == parents_known
+
+
 @pytest.mark.parametrize("objective", ["wbsim", "unmix"])
 @pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav"])
 def test_relatives_train_and_go_on(method: Any, objective: Any, tmp_path: Path) -> None:
