@@ -4,6 +4,7 @@ import io
 import json
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ AXES: tuple[tuple[str, Callable[[CellResult], float]], ...] = (
 )
 ACROSS = 4
 """Panels beside each other."""
+BESIDE = 0.012
+"""How far aside of each other those of equal cost are drawn, which hide each other otherwise: a share of the axis."""
 COLUMN = "linear"
 """What is drawn of the end, where a study has it; else its first column."""
 
@@ -142,21 +145,36 @@ def curves(rows: Sequence[Row]) -> Any:
 def budgets(rows: Sequence[Row], column: str) -> Any:
     """One column at the end of training against steps and compute; a line joins the lengths of an objective."""
     panels = panels_of(rows)
-    words = f"Mean and standard deviation of {seeds_of(rows)}; a line joins the lengths of an objective."
+    words = (
+        f"Mean and standard deviation of {seeds_of(rows)}; a line joins the lengths of an objective; "
+        "those of equal cost are drawn side by side."
+    )
     figure, pairs, colours = canvas(panels, f"{column}, %", words)
     for panel, pair in zip(panels, pairs, strict=True):
-        for name, line in panel.lines.items():
-            points = [(row, summarise(list(row.figures(column).values()))) for row in line if row.figures(column)]
-            for axis, (_, whole) in zip(pair, AXES, strict=True):
-                x = np.array([float(np.mean([whole(result) for result in row.results])) for row, _ in points])
-                order = np.argsort(x)
+        points = [(name, row) for name, line in panel.lines.items() for row in line if row.figures(column)]
+        scores = [summarise(list(row.figures(column).values())) for _, row in points]
+        for axis, (_, whole) in zip(pair, AXES, strict=True):
+            x = side_by_side([float(np.mean([whole(result) for result in row.results])) for _, row in points])
+            for name in panel.lines:
+                line = sorted((x[place], score) for place, score in enumerate(scores) if points[place][0] == name)
                 axis.errorbar(
-                    x[order],
-                    np.array([score.mean for _, score in points])[order],
-                    yerr=np.array([score.std or 0.0 for _, score in points])[order],
+                    [cost for cost, _ in line],
+                    [score.mean for _, score in line],
+                    yerr=[score.std or 0.0 for _, score in line],
                     marker="o", markersize=4, capsize=2, linewidth=1, color=colours[name],
                 )  # fmt: skip
+            axis.set_xlim(0, 1.1 * max(x, default=1.0))
     return figure
+
+
+def side_by_side(costs: Sequence[float]) -> list[float]:
+    """Costs of which equal ones are a little apart, around what they are."""
+    width = BESIDE * max(costs, default=0.0)
+    alike = [[place for place, each in enumerate(costs) if math.isclose(each, cost, rel_tol=1e-2)] for cost in costs]
+    return [
+        cost + width * (others.index(place) - (len(others) - 1) / 2)
+        for place, (cost, others) in enumerate(zip(costs, alike, strict=True))
+    ]
 
 
 def is_longer_of(longer: Row, row: Row) -> bool:
@@ -174,21 +192,28 @@ def finals(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     from matplotlib.figure import Figure
 
     told = [row for row in rows if row.figures(column)]
-    figure = Figure(figsize=(8.5, 1.1 + 0.26 * len(told)), layout="constrained")
+    places, headings = places_of(told)
+    lines = places[-1] + 1
+    figure = Figure(figsize=(8.5, 1.1 + 0.26 * lines), layout="constrained")
     axis = figure.subplots()
-    for place, row in enumerate(told):
+    labels = []
+    for number, (place, row) in enumerate(zip(places, told, strict=True)):
         values = list(row.figures(column).values())
         score = summarise(values)
         plain = row.objective == baseline or row.longer
         colour = "tab:grey" if not row.trained else "tab:blue" if plain else "tab:orange"
         axis.plot(values, [place] * len(values), ".", color=colour, alpha=0.35, markersize=5)
         axis.errorbar(score.mean, place, xerr=score.std or 0.0, fmt="o", color=colour, capsize=2, markersize=5)
-        if place and row.group != told[place - 1].group:
-            axis.axhline(place - 0.5, color="lightgrey", linewidth=0.8)
-    for first, last, mean in baseline_spans(told, baseline, column):
+        if number and row.group != told[number - 1].group:
+            axis.axhline(places[number - 1] + 0.5, color="lightgrey", linewidth=0.8)
+        labels.append(f"{row.objective if row.group in headings else row.label} ({of_seeds(row)})")
+    for first, last, mean in baseline_spans(told, places, baseline, column):
         axis.plot([mean, mean], [first - 0.4, last + 0.4], color="tab:blue", linestyle=":", linewidth=1)
-    axis.set_yticks(range(len(told)), [f"{row.label} ({of_seeds(row)})" for row in told], fontsize=8)
-    axis.set_ylim(len(told) - 0.5, -0.5)
+    for group, place in headings.items():
+        words = in_words(*group[1:])
+        axis.text(0.01, place, words, transform=axis.get_yaxis_transform(), fontsize=8, weight="bold", va="center")
+    axis.set_yticks(places, labels, fontsize=8)
+    axis.set_ylim(lines - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.2)
     compared = f" Dotted: {baseline}, blue also where it was trained longer." if baseline is not None else ""
     axis.set_xlabel(f"{column}, %", fontsize=8)
@@ -196,12 +221,29 @@ def finals(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     return figure
 
 
-def baseline_spans(rows: Sequence[Row], baseline: str | None, column: str) -> Iterator[tuple[int, int, float]]:
-    """First and last place of each group that has a baseline, and the baseline's mean."""
+def places_of(rows: Sequence[Row]) -> tuple[list[int], dict[tuple[str, str, str], int]]:
+    """On which line each row stands, and the heading of each group of two or more: labels with all in them are wide."""
+    members = Counter(row.group for row in rows)
+    places: list[int] = []
+    headings: dict[tuple[str, str, str], int] = {}
+    line = 0
+    for row in rows:
+        if members[row.group] > 1 and any(row.group[1:]) and row.group not in headings:
+            headings[row.group] = line
+            line += 1
+        places.append(line)
+        line += 1
+    return places, headings
+
+
+def baseline_spans(
+    rows: Sequence[Row], places: Sequence[int], baseline: str | None, column: str
+) -> Iterator[tuple[int, int, float]]:
+    """First and last line of each group that has a baseline, and the baseline's mean."""
     for row in rows:
         if row.objective == baseline:
-            places = [place for place, each in enumerate(rows) if each.group == row.group]
-            yield places[0], places[-1], summarise(list(row.figures(column).values())).mean
+            lines = [place for place, each in zip(places, rows, strict=True) if each.group == row.group]
+            yield lines[0], lines[-1], summarise(list(row.figures(column).values())).mean
 
 
 def seeds_of(rows: Sequence[Row]) -> str:

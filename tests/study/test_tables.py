@@ -2,6 +2,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.command import write_report
@@ -91,6 +93,27 @@ def test_a_panel_has_what_is_compared_and_its_lengths() -> None:
         ("MoCo v2\nhotter", {"SIM": [4, 7], "WBSIM": [4]}),
     ]
     assert drawn(["SIM"]) == [("MoCo v2", {"SIM": [4], "longer · SIM": [8], "hotter · SIM": [4]})]
+
+
+def test_rows_of_a_group_stand_below_its_name() -> None:
+    rows = tables.rows_of(*complete())
+    axis = plots.finals(rows, "SIM", "k-NN").axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "SIM (2)",
+        "SIM × 1.75 (2)",
+        "WBSIM (2)",
+        "random (2)",
+    ]
+    assert list(axis.get_yticks()) == [1, 2, 3, 4]  # the name is on line 0
+    assert [text.get_text() for text in axis.texts] == ["MoCo v2"]
+    alone = plots.finals([rows[0]], "SIM", "k-NN").axes[0]
+    assert [label.get_text() for label in alone.get_yticklabels()] == ["MoCo v2 · SIM (2)"]
+
+
+def test_points_of_equal_cost_are_apart_around_it() -> None:
+    drawn = plots.side_by_side([10.0, 20.0, 10.0, 20.0, 10.0, 30.0])
+    assert drawn == pytest.approx([9.64, 19.82, 10.0, 20.18, 10.36, 30.0])
+    assert plots.side_by_side([]) == []
 
 
 def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
