@@ -125,25 +125,30 @@ def write_report(out: Path) -> tuple[Path, Path]:
         raise ValueError(
             f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
         )
-    parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", ""]
+    parts: list[str] = []
+    ran: dict[str, results.CellResult] = {}  # by key: studies share what two of them ask for
     for folder in folders:
         try:
-            parts += report_of(folder, out)
+            text, found = report_of(folder, out)
+            parts += text
+            ran |= found
         except (ValueError, yaml.YAMLError) as error:  # one that is broken does not cost the others
             words = " ".join(str(error).split())
             parts += [f"## {folder.name}", "", f"**Cannot be shown**: {words} (in {folder.name}/{TEXT})", ""]
             print(f"{folder / TEXT} cannot be shown: {words}", file=sys.stderr)
+    spent = f"All studies together: {len(ran)} cells, {tables.core_hours(ran.values()):.1f} core-hours."
+    parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", "", spent, "", *parts]
     path = out / "results.md"
     with atomic_write(path) as file:
         file.write("\n".join(parts).rstrip().encode() + b"\n")
     return path, write_page(path)
 
 
-def report_of(folder: Path, out: Path) -> list[str]:
-    """The part of results.md of one study; draws its pictures."""
+def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.CellResult]]:
+    """The part of results.md of one study, and its results by the keys of their cells; draws its pictures."""
     study = grid.expand(folder.name, yaml.safe_load((folder / TEXT).read_text(encoding="utf-8")))
     found = results.found(study.cells, out)
     parts = [tables.render(study, found)]
     for picture, words in plots.draw(study, found, folder).items():
         parts += [f"![{study.name}: {words}]({picture.relative_to(out).as_posix()})", ""]
-    return parts
+    return parts, {cell.key: found[cell.name] for cell in study.cells if cell.name in found}

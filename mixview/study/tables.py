@@ -70,7 +70,7 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
     state = "Complete" if done == total else f"**Partial: {done} of {total} cells are done**"
     dates = sorted(result.made[:10] for result in found.values())
     when = f"; measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
-    spent = sum(result.cpu_seconds + result.judging_seconds for result in found.values()) / 3600
+    spent = core_hours(found.values())
     lines += [f"{state}; seeds {', '.join(map(str, seeds))}{when}; {spent:.1f} core-hours in all.", ""]
     if not found:
         return "\n".join([*lines, "No figures yet.", ""])
@@ -81,6 +81,11 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
             lines += difference_tables(part, study)
     lines += notes(study, found.values())
     return "\n".join(lines)
+
+
+def core_hours(found: Iterable[CellResult]) -> float:
+    """Processor time of training and judging."""
+    return sum(result.cpu_seconds + result.judging_seconds for result in found) / 3600
 
 
 def measured(rows: Sequence[Row], study: Study) -> list[str]:

@@ -126,10 +126,14 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     written, page = write_report(tmp_path)
     text = written.read_text()
     assert "53.2 ± 0.4" in text
+    assert "All studies together: 8 cells, 0.1 core-hours." in text
     shown = page.read_text()
     assert "<td>53.2 ± 0.4</td>" in shown
     assert shown.count('<img src="data:image/png;base64,') == 3
     assert '<a href="#trial">trial</a>' in shown
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "study.yaml").write_text(yaml.safe_dump(study.text))
+    assert "All studies together: 8 cells, 0.1 core-hours." in write_report(tmp_path)[0].read_text()  # they share them
     assert not re.search(r'(src|href)="(?!data:|#)', shown)  # it needs no other file
     assert "![trial: accuracy at the end of training](trial/trial-scenes-final.png)" in text
     (tmp_path / "broken").mkdir()
