@@ -73,9 +73,17 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
     panels = []
     for (method, *_), lines in found.items():
         knobs = dict.fromkeys(row.knob for line in lines.values() for row in line)
-        what = "; ".join(knobs) if of_objectives and "" not in knobs else ""
+        what = together(list(knobs)) if of_objectives and "" not in knobs else ""
         panels.append(Panel("\n".join((method, *textwrap.wrap(what, 46))), lines))
     return panels
+
+
+def together(knobs: Sequence[str]) -> str:
+    """Names of knobs in one: of `500 images, 2 epochs` and `500 images, 4 epochs` `500 images, 2 epochs / 4 epochs`."""
+    parts = [knob.split(", ") for knob in knobs]
+    if len({len(each) for each in parts}) > 1:
+        return "; ".join(knobs)
+    return ", ".join(" / ".join(dict.fromkeys(place)) for place in zip(*parts, strict=True))
 
 
 def settings_but_length(row: Row) -> str:
@@ -118,7 +126,7 @@ def canvas(panels: Sequence[Panel], label: str, words: str) -> tuple[Any, list[t
         pairs.append(pair)
     handles = [Line2D([], [], color=colours[name]) for name in names]
     figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=7, frameon=False)
-    figure.suptitle(words, fontsize=8)
+    figure.suptitle("\n".join(textwrap.wrap(words, int(15 * width))), fontsize=8)
     return figure, pairs, colours
 
 

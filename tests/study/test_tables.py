@@ -95,6 +95,12 @@ def test_a_panel_has_what_is_compared_and_its_lengths() -> None:
     assert drawn(["SIM"]) == [("MoCo v2", {"SIM": [4], "longer · SIM": [8], "hotter · SIM": [4]})]
 
 
+def test_knobs_that_share_a_panel_share_their_name() -> None:
+    assert plots.together(["500 images, 2 epochs", "500 images, 4 epochs"]) == "500 images, 2 epochs / 4 epochs"
+    assert plots.together(["as first tried", "twice as long, again"]) == "as first tried; twice as long, again"
+    assert plots.together(["hotter"]) == "hotter"
+
+
 def test_rows_of_a_group_stand_below_its_name() -> None:
     rows = tables.rows_of(*complete())
     axis = plots.finals(rows, "SIM", "k-NN").axes[0]
