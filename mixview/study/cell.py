@@ -18,7 +18,7 @@ import torch
 from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting
 from mixview.evaluate.results import Result
 from mixview.study import results, standalone
-from mixview.study.grid import Cell
+from mixview.study.grid import Cell, digest
 from mixview.study.passes import Passes
 from mixview.train.launching import end_when_orphaned
 from mixview.train.run_folder import RunFolder, describe_environment, flatten, is_run, plain, read_metrics
@@ -126,8 +126,10 @@ def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, 
     known: dict[str, type[Evaluation]] = {each.protocol: each for each in PROTOCOLS}
     name, options = judgement["protocol"], options_of(cell, run, judgement)
     if name in standalone.PROTOCOLS:
-        place = {"out": str(run), "resume": (run / name).exists()}
-        return list(standalone.load(name)(protocol=options.pop("recipe"), **(place | options)))
+        # Columns that ask alike share what is trained; others have a folder of their own, or would meet in one.
+        place = run / name / digest({key: value for key, value in options.items() if key != "encoder"})
+        own = {"out": str(place), "resume": place.exists()}
+        return list(standalone.load(name)(protocol=options.pop("recipe"), **(own | options)))
     evaluation = known[name](**options)
     asked = [each.name for each in dataclasses.fields(Setting) if each.name not in ELSEWHERE]
     shown = json.dumps({each: getattr(evaluation, each) for each in asked}, sort_keys=True)

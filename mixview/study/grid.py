@@ -44,6 +44,11 @@ WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "worker
 UNTRAINED = Passes(0, 0)
 
 
+def digest(content: Any) -> str:
+    """A short hash of plain values."""
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run and how it is judged."""
@@ -73,8 +78,7 @@ class Cell:
     def key(self) -> str:
         """A hash of everything that was set, but for the judgements: studies share the runs that they both ask for."""
         what = {name: value for name, value in self.settings.items() if name not in WHERE}
-        deciding = [what, self.labelled, self.encoder]
-        return hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=5).hexdigest()
+        return digest([what, self.labelled, self.encoder])
 
     @property
     def name(self) -> str:

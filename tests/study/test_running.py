@@ -120,6 +120,18 @@ def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.protocols == {"AP50": "AP50; random small-c4 3. On scenes."}
 
 
+def test_columns_that_ask_otherwise_do_not_meet_in_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(standalone.PROTOCOLS, "detection", (__name__, "detect", "Detected"))
+    once = {"protocol": "detection", "recipe": "small-c4", "trials": 1, "metric": "AP50"}
+    result = cells.judge(random_cell(once=once, again=once, twice=once | {"trials": 2}), tmp_path)
+    assert result.metrics == {"once": 10.0, "again": 10.0, "twice": 15.0}
+    begun, resumed = zip(*(path.read_text().split() for path in sorted(tmp_path.rglob("trials"))), strict=True)
+    assert sorted(begun) == ["1", "2"]
+    assert sorted(resumed) == ["False", "True"]  # what was asked again went on with what was there
+
+
 @dataclass
 class Detected:
     """Its options."""
@@ -130,8 +142,9 @@ class Detected:
 def detect(encoder: str, protocol: str, resume: bool, trials: int, **options: object) -> list[Result]:
     """Stands in for a detector that is trained."""
     assert options["data_options"] == {"count": 64, "size": 16}
-    assert not resume
-    assert options["out"]
+    out = Path(str(options["out"]))
+    out.mkdir(parents=True, exist_ok=resume)
+    (out / "trials").write_text(f"{trials} {resume}")
     words = f"{encoder} {protocol} {options['seed']}."
     return [
         Result(protocol="detection", metrics={"AP50": 10.0 * number}, words=words, encoder="", data="scenes")
