@@ -1,4 +1,5 @@
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,13 @@ def test_choices_are_made_on_images_that_are_not_the_test_set() -> None:
     fresh = {cell.seed for cell in grid.read("confirm").cells}
     assert len(fresh) >= 8
     assert not fresh & others
+    chosen, reported = (grid.read(name).cells for name in ("detection-tune", "detection"))
+    assert {cell.objective for cell in chosen} == {"SIM", "random"}
+    assert not scenes_of(chosen) & scenes_of(reported)
+
+
+def scenes_of(cells: Iterable[grid.Cell]) -> set[int]:
+    return {cell.labelled["data_options"]["seed"] for cell in cells}
 
 
 def test_the_main_table_is_whole() -> None:

@@ -120,9 +120,7 @@ def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.protocols == {"AP50": "AP50; random small-c4 3. On scenes."}
 
 
-def test_columns_that_ask_otherwise_do_not_meet_in_one_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_ask_otherwise_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(standalone.PROTOCOLS, "detection", (__name__, "detect", "Detected"))
     once = {"protocol": "detection", "recipe": "small-c4", "trials": 1, "metric": "AP50"}
     result = cells.judge(random_cell(once=once, again=once, twice=once | {"trials": 2}), tmp_path)
