@@ -311,10 +311,12 @@ class Trial:
         name = "Mask R-CNN" if model.masks else "Faster R-CNN"
         sizes = f"{min(scales.train)}–{max(scales.train)}" if len(scales.train) > 1 else f"{scales.train[0]}"
         statistics = f"over {settings.precise_bn} batches" if settings.precise_bn else "as running averages"
+        asked = "" if settings.questions is None else f", {len(self.test)} of the test images"
         words = (
             f"{name} {model.architecture.upper()}, everything fine-tuned ({settings.schedule.words}), shorter side "
             f"{sizes} in training and {scales.test} in test, batch norm statistics {statistics}; AP is COCO's mean "
-            "over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration."
+            "over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last iteration"
+            f"{asked}."
         )
         notes = (*case.notes, *((f"{unread} test images cannot be read and are left out.",) if unread else ()))
         own = {each.name for each in fields(settings)} - {each.name for each in fields(Setting)}

@@ -91,9 +91,11 @@ def core_hours(found: Iterable[CellResult]) -> float:
 def measured(rows: Sequence[Row], study: Study) -> list[str]:
     """Mean ± standard deviation of every column."""
     columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in rows)]
-    table = [["", "seeds", "steps", "passes", "CPU min", "rank", *columns]]
+    looked = any(rank_of(row) for row in rows)
+    table = [["", "seeds", "steps", "passes", "CPU min", *(["rank"] if looked else []), *columns]]
     for row in rows:
-        table.append([row.label, of_seeds(row), *cost_of(row, rows, study.baseline), rank_of(row)])
+        rank = [rank_of(row)] if looked else []
+        table.append([row.label, of_seeds(row), *cost_of(row, rows, study.baseline), *rank])
         for column in columns:
             values = list(row.figures(column).values())
             table[-1].append(str(summarise(values)) if values else "")
@@ -224,7 +226,9 @@ def same_compute(row: Row) -> str | None:
 def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
     """How the columns were measured, and what to be warned of."""
     found = list(found)
-    lines = ["Rank: effective dimensions of the projections by the run's last look; few are a sign of collapse.", ""]
+    lines = []
+    if any("effective_rank" in result.signs for result in found):
+        lines += ["Rank: effective dimensions of the projections by the run's last look; few are a sign of collapse.", ""]
     if study.baseline is not None:
         lines += [
             "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",

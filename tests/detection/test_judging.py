@@ -141,10 +141,12 @@ def test_scenes_on_disk_in_both_layouts_from_the_command_line(layout: str, tmp_p
     scales = [f"--scales.{name}={json.dumps(value)}" for name, value in SCALES.items()]
     arguments = ["evaluate", "detection", str(run), "--data", str(data), "--protocol", "small-fpn", *model, *scales]
     arguments += ["--iterations", "2", "--batch", "2", "--accumulate", "2", "--precise-bn", "1", "--workers", "0"]
+    arguments += ["--questions", "4"]
     cli.main([*arguments, "--keeping.tensorboard", "false", "--device", "cpu", "--keeping.pictures", "0"])
     (result,) = results.read(run)
     assert "Mask R-CNN FPN" in result.words
     assert "2 iterations, batch 2" in result.words
+    assert result.words.endswith("last iteration, 4 of the test images.")
     assert result.about["method"] == "mocov2"
     assert {"AP50", "mask AP50", "11-point AP50"} <= set(result.metrics)
     assert not any((run / "detection").rglob("detections.png"))

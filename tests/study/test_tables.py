@@ -34,6 +34,13 @@ def test_tables_have_means_differences_and_costs() -> None:
     assert "weight decay chosen" in text
 
 
+def test_a_study_that_never_looked_has_no_rank() -> None:
+    study, found = complete()
+    text = tables.render(study, {name: replace(result, signs={}) for name, result in found.items()})
+    assert "| MoCo v2 · SIM | 2 | 16 | 1.00 | 0.8 | 50.5 ± 0.7 |" in text
+    assert "rank" not in text.lower()
+
+
 def test_baselines_that_hardly_learn_are_named() -> None:
     study, found = complete()
     rows = tables.rows_of(study, found)
