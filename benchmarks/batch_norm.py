@@ -50,11 +50,11 @@ def recount(encoder: nn.Module, run: Path) -> float:
     return float(torch.stack(moved).mean())
 
 
-def judge(encoder: Path) -> tuple[float, float]:
-    """20-NN and linear accuracy on the validation split, in per cent."""
+def judge(encoder: Path, seed: int) -> tuple[float, float]:
+    """20-NN and linear accuracy on the validation split, in per cent, as the study judges a run of this seed."""
     protocols: list[Evaluation] = [
-        Knn(encoder=str(encoder), k=20, workers=0, **LABELLED),
-        Linear(encoder=str(encoder), fast=True, workers=0, **LABELLED),
+        Knn(encoder=str(encoder), k=20, seed=seed, workers=0, **LABELLED),
+        Linear(encoder=str(encoder), fast=True, seed=seed, workers=0, **LABELLED),
     ]
     case = protocols[0].open()
     knn, linear = (protocol.result(case).metrics["top-1"] for protocol in protocols)
@@ -71,12 +71,13 @@ def main() -> None:
         if not is_run(run):
             continue
         encoder, header = load_encoder(run)
-        before = judge(run / "encoder.safetensors")
+        seed = int(RunFolder.open(run).config["seed"])
+        before = judge(run / "encoder.safetensors", seed)
         moved = recount(encoder, run)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "encoder.safetensors"
             save_encoder(path, encoder, header["spec"], header["metadata"])
-            after = judge(path)
+            after = judge(path, seed)
         figures = " | ".join(f"{old:.1f} | {new:.1f}" for old, new in zip(before, after, strict=True))
         print(f"| {run.name} | {figures} | {moved:.3f} |", flush=True)
 

@@ -126,7 +126,7 @@ def write_report(out: Path) -> tuple[Path, Path]:
             f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
         )
     parts: list[str] = []
-    ran: dict[str, results.CellResult] = {}  # by key: studies share what two of them ask for
+    ran: dict[str, results.CellResult] = {}  # each once: studies share what two of them ask for
     for folder in folders:
         try:
             text, found = report_of(folder, out)
@@ -145,10 +145,11 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 
 def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.CellResult]]:
-    """The part of results.md of one study, and its results by the keys of their cells; draws its pictures."""
+    """The part of results.md of one study, and its results by what was run and asked; draws its pictures."""
     study = grid.expand(folder.name, yaml.safe_load((folder / TEXT).read_text(encoding="utf-8")))
     found = results.found(study.cells, out)
     parts = [tables.render(study, found)]
     for picture, words in plots.draw(study, found, folder).items():
         parts += [f"![{study.name}: {words}]({picture.relative_to(out).as_posix()})", ""]
-    return parts, {cell.key: found[cell.name] for cell in study.cells if cell.name in found}
+    pairs = [(cell.key, found[cell.name]) for cell in study.cells if cell.name in found]
+    return parts, {grid.digest([key, result.evaluate]): result for key, result in pairs}

@@ -42,6 +42,10 @@ KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "m
 WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings that say where and for how long, not what: a result is the same under any of them."""
 UNTRAINED = Passes(0, 0)
+IMAGES = ("data", "data_options", "split")
+"""Settings that say which images are trained on, and so how many an epoch has."""
+SCALE = ("backbone", "stem", "channels", "size", *IMAGES)
+"""Settings that change what a pass, or an epoch, costs: passes tell the compute only where these are the same."""
 
 
 def digest(content: Any) -> str:
@@ -273,7 +277,7 @@ def match_compute(cells: list[Cell], baseline: str, *, add: bool) -> list[Cell]:
     found: dict[str, Cell] = {}
     for cell in cells:
         base = plain_ones.get((*cell.group, cell.seed))
-        if base is None or base is cell or cell.encoder is not None:
+        if base is None or base is cell or cell.encoder is not None or not of_one_scale(cell, base):
             found.setdefault(cell.name, cell)
             continue
         ratio = cell.passes.work * cell.epochs / (base.passes.work * base.epochs)
@@ -289,3 +293,8 @@ def match_compute(cells: list[Cell], baseline: str, *, add: bool) -> list[Cell]:
         found.setdefault(cell.name, replace(cell, matched=name))
         found.setdefault(longer.name, longer)
     return list(found.values())
+
+
+def of_one_scale(cell: Cell, other: Cell) -> bool:
+    """Whether a pass costs as much in both, and an epoch has as many."""
+    return all(cell.settings.get(name) == other.settings.get(name) for name in SCALE)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mixview.study.grid import Cell, Study
+from mixview.study.grid import IMAGES, Cell, Study
 from mixview.study.results import CellResult
 from mixview.study.statistics import compare, summarise
 
@@ -212,10 +212,10 @@ def same_steps(baseline: str, by_name: dict[tuple[str, str, str, str], Row]) -> 
     return of_row
 
 
-def length_of(row: Row) -> tuple[int, Any]:
-    """What decides how many steps a row makes over the same images."""
+def length_of(row: Row) -> tuple[Any, ...]:
+    """What decides how many steps a row makes."""
     cell = row.cells[0]
-    return cell.epochs, cell.pretraining.batch
+    return cell.epochs, cell.pretraining.batch, *(cell.settings.get(name) for name in IMAGES)
 
 
 def same_compute(row: Row) -> str | None:
@@ -228,7 +228,10 @@ def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
     found = list(found)
     lines = []
     if any("effective_rank" in result.signs for result in found):
-        lines += ["Rank: effective dimensions of the projections by the run's last look; few are a sign of collapse.", ""]
+        lines += [
+            "Rank: effective dimensions of the projections by the run's last look; few are a sign of collapse.",
+            "",
+        ]
     if study.baseline is not None:
         lines += [
             "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",

@@ -210,6 +210,15 @@ def test_without_matching_only_what_costs_as_much_is_matched() -> None:
     assert matched == {"SIM": None, "WBSIM": None, "BSIM": "SIM", "random": None}
 
 
+@pytest.mark.parametrize("other", [{"size": 32}, {"data_options": {"count": 128}}, {"backbone": "resnet18"}])
+def test_what_costs_more_than_its_passes_say_is_not_matched(other: dict[str, Any]) -> None:
+    text = trial(seeds=[0], grids=[{"objectives": ["SIM", "larger"]}])
+    text["objectives"] |= {"larger": {"objective": "bsim", **other}}
+    sim, larger = grid.expand("trial", text).cells
+    assert larger.matched is None
+    assert (sim.objective, larger.objective) == ("SIM", "larger")
+
+
 def test_the_documentation_has_every_study_and_its_size() -> None:
     page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
     told = {name: int(cells) for name, cells in re.findall(r"^\| `([\w-]+)` \|.*\| (\d+) \|$", page, re.MULTILINE)}

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
@@ -130,8 +131,6 @@ def test_points_of_equal_cost_are_apart_around_it() -> None:
 
 
 def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
-    import yaml
-
     study, found = complete()
     for cell in study.cells:
         results.save(found[cell.name], results.path_of(cell, tmp_path))
@@ -157,11 +156,23 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     assert "(in broken/study.yaml)" in text
 
 
+def test_what_is_asked_otherwise_of_the_same_encoder_counts_twice(tmp_path: Path) -> None:
+    supervised = {"protocol": "supervised", "metric": "top-1"}
+    text = trial(seeds=[0], grids=[{"methods": [""], "objectives": ["random", "supervised"]}])
+    text["objectives"] |= {"supervised": {"encoder": "random", "evaluate": {"k-NN": supervised}}}
+    study = grid.expand("trial", text)
+    for cell in study.cells:
+        results.save(invented(cell, 50.0), results.path_of(cell, tmp_path))
+    (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(text))
+    assert "All studies together: 2 cells" in write_report(tmp_path)[0].read_text()
+
+
 def test_objectives_of_other_lengths_are_not_called_equal() -> None:
     text = trial(match_compute=False, grids=[{}], seeds=[0])
     text["objectives"] = {
         "SIM": {"objective": "sim"},
         "twice as long": {"objective": "bsim", "epochs": 8},
+        "more images": {"objective": "bsim", "data_options": {"count": 128}},
         "BSIM × 2": {"objective": "bsim"},
     }
     study = grid.expand("trial", text)
@@ -169,8 +180,9 @@ def test_objectives_of_other_lengths_are_not_called_equal() -> None:
     both, rest = shown.split("Less SIM at equal steps, which are equal compute")[1].split("No SIM of equal compute")
     assert "Less SIM at equal compute" not in shown  # the same table, and once is enough
     assert "twice as long" not in both
+    assert "more images" not in both
     assert "| MoCo v2 · BSIM × 2 | 1 | +0.0 |" in both
-    assert " was run for: MoCo v2 · twice as long." in rest
+    assert " was run for: MoCo v2 · twice as long, MoCo v2 · more images." in rest
 
 
 def test_every_way_of_measuring_is_told_with_its_rows() -> None:
