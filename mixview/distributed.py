@@ -1,12 +1,17 @@
-"""What crosses processes: features gathered with the right gradient, MoCo's batch shuffle. No-ops on one process."""
+"""What crosses processes: features gathered with the right gradient, MoCo's batch shuffle, synchronized batch norm.
+
+All of it does nothing on one process.
+"""
 
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixview.mixing import Mixture
 
@@ -89,6 +94,140 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
         joined /= world_size()
         for gradient, mean in zip(gradients, joined.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
+
+
+class AllReduce(torch.autograd.Function):
+    """The sum over processes. The backward sums what all processes ask of it, as `Gather`'s does."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """Batch norm over the batches of all processes, on accelerators: torch's own.
+
+    Children, if any, come after the normalization: timm's batch norm ends in an activation.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return apply_children(self, super().forward(input))
+
+
+class CPUSyncBatchNorm(_BatchNorm):
+    """`SyncBatchNorm` for CPUs, which torch's own refuses."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions, as for `nn.SyncBatchNorm`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        together = self.training and world_size() > 1
+        return apply_children(self, self.normalize_together(input) if together else super().forward(input))
+
+    def normalize_together(self, input: Tensor) -> Tensor:
+        """By the mean and variance of all processes' values, however many each has."""
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+        own_count = x.new_full((1,), x.numel() / x.shape[1])
+        total, count = AllReduce.apply(torch.cat([x.sum(axes), own_count])).split([x.shape[1], 1])
+        mean = total / count
+        deviation = x - mean.view(shape)
+        variance = AllReduce.apply(deviation.square().sum(axes)) / count
+        if self.track_running_stats:
+            self.update_running_stats(mean, variance * count / (count - 1))
+        output: Tensor = deviation * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is not None:
+            output = output * self.weight.view(shape)
+        if self.bias is not None:
+            output = output + self.bias.view(shape)
+        return output.to(input.dtype)
+
+    @torch.no_grad()
+    def update_running_stats(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics toward those of this batch; without a momentum they are a plain average."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+SYNCHRONIZED = (nn.SyncBatchNorm, CPUSyncBatchNorm)
+
+
+def apply_children(layer: nn.Module, output: Tensor) -> Tensor:
+    """What a batch norm does after it has normalized."""
+    for child in layer.children():
+        output = child(output)
+    return output
+
+
+def convert_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
+    """`module` with every batch norm in it, or itself, synchronized; tensors and options stay the same.
+
+    A batch norm whose class computes something of its own is left as it is, except timm's, which is known.
+
+    Args:
+        module: converted in place, except where it is a batch norm itself.
+        device: the device that it is going to run on.
+    """
+    if isinstance(module, _BatchNorm) and not isinstance(module, SYNCHRONIZED):
+        appended = [name for name, _ in module.named_children()]
+        if type(module).forward is not _BatchNorm.forward and appended != ["drop", "act"]:
+            return module
+        make = CPUSyncBatchNorm if device.type == "cpu" else SyncBatchNorm
+        converted = make(module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+        # The very tensors: on their device, trained or not as before, and known to an optimizer.
+        converted._parameters, converted._buffers = module._parameters, module._buffers
+        converted._modules = module._modules
+        converted.train(module.training)
+        return converted
+    for name, child in module.named_children():
+        setattr(module, name, convert_batch_norm(child, device))
+    return module
+
+
+def synchronize_batch_norm(module: nn.Module, device: torch.device) -> list[str]:
+    """Make all batch norms inside `module` normalize over the batches of all processes together.
+
+    Call it on every process, with the process group up, before DistributedDataParallel.
+
+    Args:
+        module: converted in place.
+        device: the device that it is going to run on.
+
+    Returns:
+        What was converted, as sentences for the log: each network by name, with its number of batch norms. Nothing on
+        one process.
+    """
+    if world_size() == 1:
+        return []
+    convert_batch_norm(module, device)
+    networks = list(module.named_children())
+    while len(networks) == 1 and list(networks[0][1].children()):  # a wrapper: name what is inside
+        networks = list(networks[0][1].named_children())
+    norms = [(name, layer) for name, net in networks for layer in net.modules() if isinstance(layer, _BatchNorm)]
+    synchronized = Counter(name for name, layer in norms if isinstance(layer, SYNCHRONIZED))
+    local = Counter(type(layer).__name__ for _, layer in norms if not isinstance(layer, SYNCHRONIZED))
+    notes = []
+    if synchronized:
+        layers = ", ".join(f"{count} in {name}" for name, count in synchronized.items())
+        notes.append(f"Batch norm is synchronized over {world_size()} processes: {layers}.")
+    if local:
+        layers = ", ".join(f"{count} of type {name}" for name, count in local.items())
+        notes.append(f"Batch norm stays local to each process in layers of an unknown kind: {layers}.")
+    return notes
 
 
 def own_rows(count: int) -> slice:

@@ -1,5 +1,7 @@
 """Two gloo processes against one process on the joined batch."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,23 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mixview import mixture_generators
-from mixview.distributed import gather, own_rows, rank, shuffle, unshuffle, world_size
+from mixview.distributed import (
+    CPUSyncBatchNorm,
+    SyncBatchNorm,
+    convert_batch_norm,
+    gather,
+    own_rows,
+    rank,
+    shuffle,
+    synchronize_batch_norm,
+    unshuffle,
+    world_size,
+)
 from mixview.losses import unit
 from mixview.methods import backward
 from mixview.nn import SplitBatchNorm2d, split_batch_norm
@@ -22,15 +36,48 @@ TOLD_APART = [
     *((name, objective) for name in METHODS for objective in OBJECTIVES),
     *((name, "wbsim") for name in RELATIVES if name != "mochi"),
 ]
+# With batch norm, under mixtures; those of MoCo shuffle, which is not one process's batch norm.
+SYNCHRONIZED = {
+    "simclr": "2 in encoder, 2 in projector",
+    "byol": "3 in online, 1 in predictor, 3 in target",
+    "simsiam": "4 in online, 1 in predictor",
+    "swav": "3 in online",
+    "imix": "2 in encoder, 1 in projector",
+    "unmix-simclr": "2 in encoder, 2 in projector",
+    "unmix-byol": "3 in online, 1 in predictor, 3 in target",
+}
+LEFT_OUT = [("byol", "online"), ("byol", "predictor"), ("byol", "target"), ("simsiam", "predictor")]
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: nn.BatchNorm2d(3),
+    "average": lambda: nn.BatchNorm2d(3, momentum=None, affine=False),
+    "stateless": lambda: nn.BatchNorm2d(3, track_running_stats=False),
+    "timm": lambda: BatchNormAct2d(3, act_layer=nn.SiLU),
+}
+CPU = torch.device("cpu")
 WORLD = 2
 EACH = 5  # images a process; odd, so that a middle image is its own partner
 STEPS = 3
 
 
-def train(name: str, objective: str, rows: slice, generators: dict[str, int], wrap: bool) -> dict[str, Any]:
-    """A few steps of a BN-free method on these rows of the joined batch: losses, first gradients, final state."""
+def train(
+    name: str,
+    objective: str,
+    rows: slice,
+    generators: dict[str, int],
+    wrap: bool,
+    norm: bool = False,
+    left_out: str | None = None,
+) -> dict[str, Any]:
+    """A few steps of a method on these rows of the joined batch: losses, first gradients, final state.
+
+    With batch norm, it is synchronized, except in the network that is left out.
+    """
     torch.manual_seed(0)
-    method = (METHODS | RELATIVES)[name](False).double()
+    method = (METHODS | RELATIVES)[name](norm).double()
+    local = None if left_out is None else copy.deepcopy(getattr(method, left_out))
+    notes = synchronize_batch_norm(method, CPU) if norm else []
+    if left_out is not None:
+        setattr(method, left_out, local)
     module: nn.Module = DistributedDataParallel(method) if wrap else method
     optimizer = torch.optim.SGD([p for p in method.parameters() if p.requires_grad], lr=0.05, momentum=0.9)
     losses, gradients = [], None
@@ -48,7 +95,7 @@ def train(name: str, objective: str, rows: slice, generators: dict[str, int], wr
         method.advance(targets, progress=step / STEPS)
         losses.append(loss)
     state = {key: value for key, value in method.state_dict().items() if isinstance(value, Tensor)}
-    return {"losses": torch.stack(losses), "gradients": gradients, "state": state}
+    return {"losses": torch.stack(losses), "gradients": gradients, "state": state, "notes": notes}
 
 
 def collectives() -> dict[str, Any]:
@@ -77,6 +124,21 @@ def collectives() -> dict[str, Any]:
     }
 
 
+def sync_batch_norms() -> dict[str, Any]:
+    """One layer on its own, on parts of the batch that differ in length: what it computes, forward and backward."""
+    values = torch.randn(9, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = {}
+    for name, layer in LAYERS.items():
+        layer = convert_batch_norm(layer().double(), CPU)
+        for _ in range(2):
+            own = values[:4] if rank() == 0 else values[4:]
+            own = own.clone().requires_grad_()
+            output = layer(own)
+            (output**3).sum().backward()
+        found[name] = {"output": output.detach(), "gradient": own.grad, "state": layer.state_dict()}
+    return found
+
+
 def shuffled_statistics() -> Tensor:
     """Keys of MoCo with real batch norms: each process normalises over images of both."""
     torch.manual_seed(0)
@@ -92,7 +154,11 @@ def work(process: int, folder: str) -> None:
     results = {
         (name, objective): train(name, objective, rows, {"rank": process}, wrap=True) for name, objective in TOLD_APART
     }
-    extra = {"collectives": collectives(), "keys": shuffled_statistics()}
+    for name in SYNCHRONIZED:
+        results[name, "synchronized"] = train(name, "wbsim", rows, {"rank": process}, wrap=True, norm=True)
+    for name, left_out in LEFT_OUT:
+        results[name, left_out] = train(name, "wbsim", rows, {"rank": process}, True, True, left_out)
+    extra = {"collectives": collectives(), "keys": shuffled_statistics(), "norms": sync_batch_norms()}
     torch.save((results, extra), Path(folder) / f"{process}.pt")
     dist.destroy_process_group()
 
@@ -115,6 +181,65 @@ def test_two_processes_equal_one_on_the_joined_batch(name: str, objective: str, 
             torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-11)
         for key, value in alone["state"].items():
             torch.testing.assert_close(result["state"][key], value, rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("name", SYNCHRONIZED)
+def test_two_processes_equal_one_with_batch_norm(name: str, world) -> None:
+    """In every network: the statistics of the target and the predictor count as much as the encoder's."""
+    alone = train(name, "wbsim", slice(None), {"mix_groups": WORLD}, wrap=False, norm=True)
+    assert any(key.endswith("running_mean") for key in alone["state"])
+    for results, _ in world:
+        result = results[name, "synchronized"]
+        assert result["notes"] == [f"Batch norm is synchronized over 2 processes: {SYNCHRONIZED[name]}."]
+        for one, other in zip(result["gradients"], alone["gradients"], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-10)
+        for key, value in alone["state"].items():
+            torch.testing.assert_close(result["state"][key], value, rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize(("name", "left_out"), LEFT_OUT)
+def test_a_network_that_is_left_out_would_be_noticed(name: str, left_out: str, world) -> None:
+    alone = train(name, "wbsim", slice(None), {"mix_groups": WORLD}, wrap=False, norm=True)
+    state = world[0][0][name, left_out]["state"]
+    trained = [key for key, _ in METHODS[name](True).online.named_parameters(prefix="online")]
+    assert max(float((state[key] - alone["state"][key]).abs().max()) for key in trained) > 1e-6
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_synchronized_batch_norm_is_the_layer_on_the_joined_batch(name: str, world) -> None:
+    layer = LAYERS[name]().double()
+    values = torch.randn(9, 3, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    for _ in range(2):
+        output = layer(values)
+    (output**3).sum().backward()
+    found = [extra["norms"][name] for _, extra in world]
+    torch.testing.assert_close(torch.cat([each["output"] for each in found]), output.detach())
+    torch.testing.assert_close(torch.cat([each["gradient"] for each in found]), values.grad)
+    for each in found:
+        assert list(each["state"]) == list(layer.state_dict())
+        torch.testing.assert_close(each["state"], layer.state_dict())
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cpu", CPUSyncBatchNorm), ("cuda", nn.SyncBatchNorm)])
+def test_conversion_keeps_tensors_and_options(device: str, kind: type[nn.Module]) -> None:
+    """On accelerators by torch's own layers. An unknown kind of batch norm is left alone."""
+    network = nn.Sequential(nn.BatchNorm2d(4, eps=1e-3, momentum=0.3), SplitBatchNorm2d(4, 2), BatchNormAct2d(4)).eval()
+    network[0].requires_grad_(False)
+    before = list(network)
+    assert convert_batch_norm(network, torch.device(device)) is network
+    assert [isinstance(layer, kind) for layer in network] == [True, False, True]
+    for old, new in zip(before, network, strict=True):
+        assert new.weight is old.weight  # known to an optimizer
+        assert new.running_var is old.running_var
+        assert (new.eps, new.momentum, new.training) == (old.eps, old.momentum, False)
+        images = torch.randn(2, 4, 2, 2)
+        torch.testing.assert_close(new(images), old(images))
+
+
+def test_one_process_synchronizes_nothing() -> None:
+    method = METHODS["byol"](True)
+    assert synchronize_batch_norm(method, CPU) == []
+    assert not any(isinstance(layer, SyncBatchNorm | CPUSyncBatchNorm) for layer in method.modules())
 
 
 def test_gather_orders_by_rank_and_its_backward_sums(world) -> None:

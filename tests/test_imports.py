@@ -22,7 +22,7 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing", "pickles"},
-    "evaluate": {"evaluate", "data", "nn", "mixing", "backbones", "export"},
+    "evaluate": {"evaluate", "data", "nn", "distributed", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
     "detectron2": {"export", "pickles"},
@@ -32,9 +32,9 @@ ALLOWED = {
     # A study ends in a page of the report's.
     "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones", "report"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "either", "atomic", "backbones"}
-    | {"export"},
+    | {"export", "distributed"},
     # A detector is a run as pretraining's is, around an encoder; it knows no method.
-    "detection": {"detection", "train", "evaluate", "data", "export"},
+    "detection": {"detection", "train", "evaluate", "data", "export", "distributed"},
     "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
 TORCH_ALONE = {"mixing", "either", "losses", "objective", "nn", "distributed", "methods", "__init__"}

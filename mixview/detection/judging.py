@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
-from torch import nn
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview.data.loading import Batches, default_workers
@@ -27,6 +26,7 @@ from mixview.detection.pictures import draw_judged
 from mixview.detection.predicting import Judged, predict, recount_statistics
 from mixview.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
 from mixview.detection.training import Engine, Keeping, Schedule, build_optimizer, run_training
+from mixview.distributed import synchronize_batch_norm
 from mixview.evaluate.judging import Case, Setting
 from mixview.evaluate.results import Result, percentages
 from mixview.export import write_atomically
@@ -72,7 +72,7 @@ class Detection(Setting):
     precise_bn: int = 200
     """Training batches over which batch norms count their statistics anew before the detector is asked; 0 for none."""
     sync_bn: bool = True
-    """Batch norm over all devices together, on CUDA."""
+    """Synchronize batch norm over all devices."""
     questions: int | None = None
     """At most so many test images, evenly over them; by default all."""
     trials: int = 1
@@ -195,12 +195,8 @@ class Trial:
             normalise=subject.normalise,
             channels=subject.channels,
         )
-        if fabric.world_size > 1 and settings.sync_bn:
-            if fabric.device.type == "cuda":
-                detector = nn.SyncBatchNorm.convert_sync_batchnorm(detector)
-                notes.append("Batch norm is synchronised over all devices.")
-            else:
-                notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")
+        if settings.sync_bn:
+            notes += synchronize_batch_norm(detector, fabric.device)
         module, optimizer = fabric.setup(detector, build_optimizer(detector, settings.schedule))
         loader = self.loader(source, batches)
         engine = Engine(

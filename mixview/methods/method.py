@@ -9,7 +9,7 @@ method.advance(targets, progress=step / steps)               # EMA and queue cha
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ class Method(nn.Module, ABC):
 
     separable: ClassVar[bool] = True
     """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
+
+    batch_norm: ClassVar[Literal["sync", "shuffle"]] = "sync"
+    """How batch norm works on several processes: over all of them together (in every network of the method: target and
+    predictor too), or each on its own, the method shuffling its images between them."""
 
     online: Projected
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class MoCo(Method):
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
         contrast: the loss of a term; Eq. 3 unless it is a relative's (`mixview.methods.mixco`, `….mochi`).
     """
+
+    batch_norm: ClassVar[Literal["sync", "shuffle"]] = "shuffle"
 
     def __init__(
         self,

@@ -18,8 +18,9 @@ from mixview.data.loading import Batches, default_workers, view_loader
 from mixview.data.opening import open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source
+from mixview.distributed import synchronize_batch_norm
 from mixview.export import save_encoder
-from mixview.methods import Method, MoCo, UnMix, backward
+from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
@@ -109,7 +110,7 @@ class Pretraining:
     precision: Precision = "32-true"
     """Mixed precision is for accelerators: most CPUs are many times slower with it."""
     sync_bn: bool = True
-    """Batch norm over all devices together, for every method but MoCo, which shuffles instead."""
+    """Synchronize batch norm over all devices, in every network of a method; MoCo shuffles instead."""
     channels_last: bool = True
     """Memory format of images and networks: faster for convolutions on CPUs and tensor cores."""
     compile: bool = False
@@ -283,14 +284,7 @@ class Pretraining:
 
     def adapt(self, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
         """Fit the method to the devices; what that means, in words."""
-        notes = []
-        inner = method.method if isinstance(method, UnMix) else method
-        if fabric.world_size > 1 and self.sync_bn and not isinstance(inner, MoCo):
-            if fabric.device.type == "cuda":
-                inner.online = nn.SyncBatchNorm.convert_sync_batchnorm(inner.online)
-                notes.append("Batch norm is synchronised over all devices.")
-            else:
-                notes.append("Batch norm is each process's own: torch synchronises it on CUDA only.")
+        notes = synchronize_batch_norm(method, fabric.device) if self.sync_bn and method.batch_norm == "sync" else []
         if channels_last:
             method.to(memory_format=torch.channels_last)
         elif self.channels_last:
