@@ -25,7 +25,7 @@ from mixview.detection.models import Model, Scales, build_detector
 from mixview.detection.pictures import draw_judged
 from mixview.detection.predicting import Judged, predict, recount_statistics
 from mixview.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
-from mixview.detection.training import Engine, Keeping, Schedule, build_optimizer, run_training
+from mixview.detection.training import Engine, Keeping, Schedule, build_optimizer
 from mixview.distributed import synchronize_batch_norm
 from mixview.evaluate.judging import Case, Setting
 from mixview.evaluate.results import Result, percentages
@@ -36,6 +36,7 @@ from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
 from mixview.train.launching import end_with_parent, launcher, losing_no_process, meet_anew
 from mixview.train.run_folder import RunFolder, RunFolderError, is_run, recorded, start_or_resume
 from mixview.train.stopping import seconds_of
+from mixview.train.supervised import run_supervised
 from mixview.train.watching import pick
 
 GROUPS = {"model": Model, "scales": Scales, "schedule": Schedule, "keeping": Keeping}
@@ -200,7 +201,16 @@ class Trial:
         module, optimizer = fabric.setup(detector, build_optimizer(detector, settings.schedule))
         loader = self.loader(source, batches)
         engine = Engine(
-            fabric, module, detector, optimizer, settings.schedule, batches, loader, settings.seed, settings.accumulate
+            fabric=fabric,
+            module=module,
+            network=detector,
+            optimizer=optimizer,
+            batches=batches,
+            loader=loader,
+            steps=settings.schedule.iterations,
+            seed=settings.seed,
+            accumulate=settings.accumulate,
+            schedule=settings.schedule,
         )
         found = Checkpoints(self.out / "checkpoints").load_latest(fabric.device)
         agree_on_checkpoint(fabric, -1 if found is None else found[1], str(self.out))
@@ -214,18 +224,21 @@ class Trial:
             last[:] = [(judged, self.metrics(judged))]
             return last[0][1]
 
-        finished = run_training(
+        metrics = run_supervised(
             engine,
             folder,
             settings.keeping,
             out=self.out,
             seconds=None if self.deadline is None else self.deadline - time.monotonic(),
             notes=notes,
-            ask=ask,
+            evaluate=ask,
+            evaluate_every=settings.keeping.evaluate_every,
         )
-        if finished and folder is not None:
+        if metrics is None:
+            return False
+        if folder is not None:
             self.write(folder, engine, *last[0])
-        return finished
+        return True
 
     def batches(self, source: Source, shift: int = 0) -> Batches:
         """Which images when, for this process."""

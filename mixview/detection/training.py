@@ -1,24 +1,14 @@
-"""The training of a detector: its schedule, its steps, and the loop that logs, saves and stops."""
+"""The training of a detector: its schedule and its steps; the loop is `mixview.train.supervised`'s."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
-from mixview.data.loading import Batches
 from mixview.detection.parts import Target
 from mixview.detection.targets import Sample
-from mixview.train.checkpoints import CheckpointError, Checkpoints
-from mixview.train.engine import refuse_non_finite, step_seed
-from mixview.train.journal import Journal
-from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder
-from mixview.train.stopping import Stopping
+from mixview.train.supervised import SupervisedEngine
 
 GAMMA = 0.1
 """What the learning rate is multiplied by at a step."""
@@ -63,7 +53,7 @@ class Schedule:
             batch=size,
             iterations=length,
             lr=self.lr / share if lr is None else lr,
-            steps=tuple(round(step * length / self.iterations) for step in self.steps),
+            steps=tuple(max(1, round(step * length / self.iterations)) for step in self.steps),
             warmup=min(round(self.warmup * share), length // 10),
         )
 
@@ -103,101 +93,25 @@ def build_optimizer(detector: nn.Module, schedule: Schedule) -> torch.optim.Opti
 
 
 @dataclass
-class Engine:
-    """Everything a step needs. Nothing in it is random but by (seed, step, rank), so a step can be repeated."""
+class Engine(SupervisedEngine):
+    """The steps of a detector."""
 
-    fabric: Fabric
-    module: Any
-    """The detector, set up by Fabric."""
-    detector: GeneralizedRCNN
-    optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    batches: Batches
-    loader: Iterable[list[Sample]]
-    seed: int = 0
-    accumulate: int = 1
-    """Micro-batches a step and device."""
-    step: int = 0
-    """Optimiser steps that are done."""
+    schedule: Schedule = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
+    def set_learning_rate(self) -> float:
+        rate = self.schedule.rate(self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
 
-    @property
-    def epoch(self) -> float:
-        """Passes over the images that are done."""
-        return self.step / self.batches.total
+    def split(self, batch: list[Sample]) -> list[tuple[list[Sample], float]]:
+        size = -(-len(batch) // self.accumulate)
+        parts = [batch[start : start + size] for start in range(0, len(batch), size)]
+        return [(part, len(part) / len(batch)) for part in parts]
 
-    def train(self, stopping: Stopping) -> Iterator[tuple[dict[str, Tensor], float, str | None]]:
-        """Train on from `step`; after every step yields the losses, the rate, and why to stop, if it is time."""
-        while self.step < self.schedule.iterations:
-            self.batches.go_to(*divmod(self.step, self.batches.total))
-            for samples in self.loader:
-                rate = self.schedule.rate(self.step)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate
-                losses = self.take_step(samples)
-                self.step += 1
-                reason = stopping.now(self.step)
-                yield losses, rate, reason
-                if reason is not None or self.step == self.schedule.iterations:
-                    return
-
-    def take_step(self, samples: list[Sample]) -> dict[str, Tensor]:
-        """One optimiser step on this process's part of a batch; its losses, and their sum as `loss`."""
-        torch.manual_seed(step_seed(self.seed, self.step, self.fabric.global_rank))  # sizes, anchors and regions
-        self.module.train()
-        size = -(-len(samples) // self.accumulate)
-        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
-        total: dict[str, Tensor] = {}
-        for number, part in enumerate(parts):
-            share = len(part) / len(samples)
-            with self.fabric.no_backward_sync(self.module, enabled=number < len(parts) - 1):
-                losses: dict[str, Tensor] = self.module(*to_device(part, self.fabric.device))
-                loss = torch.stack(list(losses.values())).sum()
-                self.fabric.backward(loss * share)
-            for name, value in (losses | {"loss": loss}).items():
-                total[name] = total.get(name, 0.0) + share * value.detach()
-        self.finite &= torch.isfinite(total["loss"])
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return total
-
-    def check_finite(self, *, weights: bool = False) -> None:
-        """Raise, on every process, when any loss so far (or a weight) was not finite on any of them."""
-        checked = list(self.detector.parameters()) if weights else []
-        refuse_non_finite(self.fabric, self.finite, checked, f"iteration {self.step}")
-
-    @torch.no_grad()
-    def mean_of_all(self, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The means over processes."""
-        means: Any = self.fabric.all_reduce(torch.stack(list(losses.values())), reduce_op="mean")
-        return dict(zip(losses, means.tolist(), strict=True))
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a run needs to go on as if nothing had happened."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-        return {
-            "detector": self.detector.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
-        try:
-            self.detector.load_state_dict(state["detector"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                "the checkpoint does not fit this detector: it is of another encoder or --model; put back the run's "
-                "own, or start a new one with another --out"
-            ) from error
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-        if scaler is not None and state["scaler"] is not None:
-            scaler.load_state_dict(state["scaler"])
-        self.step = int(state["step"])
+    def losses(self, part: list[Sample]) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self.module(*to_device(part, self.fabric.device))
+        return losses
 
 
 def to_device(samples: list[Sample], device: torch.device) -> tuple[list[Tensor], list[Target]]:
@@ -231,59 +145,3 @@ class Keeping:
             raise ValueError(
                 f"log_every, checkpoint_every and keep must be at least 1, the others 0 or more, got {self}"
             )
-
-
-def run_training(
-    engine: Engine,
-    folder: RunFolder | None,
-    keeping: Keeping,
-    *,
-    out: Path,
-    seconds: float | None,
-    notes: list[str],
-    ask: Callable[[], dict[str, float]],
-) -> bool:
-    """Train; log, ask and save every now and then; stop when asked to. Rank 0, which has the folder, writes.
-
-    Args:
-        seconds: the time limit.
-        notes: what to say first.
-        ask: evaluates the detector, on all processes; its figures are those of the first.
-
-    Returns:
-        Whether the training is finished.
-    """
-    fabric, length = engine.fabric, engine.schedule.iterations
-    read_every = 1 if fabric.device.type == "cpu" else keeping.log_every  # reading a value waits for an accelerator
-    checkpoints = Checkpoints(out / "checkpoints", keep=keeping.keep)
-    with (
-        Progress(length, engine.batches.total, start=engine.step, shown=folder is not None) as progress,
-        Journal(folder, keeping, engine.step) as journal,
-        Stopping(fabric, seconds, every=read_every) as stopping,
-    ):
-        for note in notes:
-            progress.say(note)
-        if folder is not None:
-            folder.rewind(engine.step if engine.step else -1)
-            folder.set_status("running", engine.step, engine.epoch)
-        for losses, rate, reason in engine.train(stopping):
-            step = engine.step
-            save = step % keeping.checkpoint_every == 0 or step == length or reason is not None
-            progress.update(step, engine.schedule.batch, losses["loss"])
-            if step % read_every == 0 or save:
-                engine.check_finite(weights=save)
-            if step % keeping.log_every == 0 or step == length:
-                journal.log(step, {"epoch": engine.epoch, **engine.mean_of_all(losses), "lr": rate})
-            if keeping.evaluate_every and step % keeping.evaluate_every == 0 and step < length:
-                journal.log(step, ask())
-            if folder is not None and save:
-                folder.sync()
-                checkpoints.save(engine.state(), step)
-                folder.set_status("interrupted" if reason else "running", step, engine.epoch, reason or "")
-            if reason is not None:
-                progress.say(f"Stopped by {reason} at iteration {step}; --resume goes on from here.")
-        finished = engine.step == length
-        if finished:
-            journal.log(length, ask())
-    fabric.barrier()
-    return finished

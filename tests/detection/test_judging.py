@@ -88,8 +88,8 @@ def test_trials_are_results_of_their_own_shown_as_mean_and_deviation(whole: Path
     assert "Mask R-CNN C4" in found[0].words
     assert "101-point" in found[0].words
     assert (
-        last(trial(whole, 0))["detector"]["rpn.head.cls_logits.weight"]
-        .ne(last(trial(whole, 1))["detector"]["rpn.head.cls_logits.weight"])
+        last(trial(whole, 0))["network"]["rpn.head.cls_logits.weight"]
+        .ne(last(trial(whole, 1))["network"]["rpn.head.cls_logits.weight"])
         .any()
     )
 

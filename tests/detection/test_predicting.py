@@ -65,7 +65,7 @@ def test_a_detector_learns_four_images_by_heart(architecture: str) -> None:
     def loader() -> "torch.utils.data.DataLoader[Sample]":
         return training_loader(scenes, batches, channels=3, masks=True, seed=0, workers=0, pin_memory=False)
 
-    engine = Engine(fabric, module, built, optimizer, schedule, batches, loader())  # type: ignore[arg-type]
+    engine = Engine(fabric, module, built, optimizer, batches, loader(), schedule.iterations, schedule=schedule)
     for _ in engine.train(Stopping(fabric)):
         pass
     batches.go_to(0)

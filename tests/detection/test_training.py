@@ -62,7 +62,9 @@ def engine(accumulate: int = 1, lr: float = 0.02, batch: int = 4, iterations: in
     module, optimizer = fabric.setup(built, build_optimizer(built, schedule))
     batches = Batches(8, batch)
     loader: Any = training_loader(scenes, batches, channels=3, masks=True, seed=0, workers=0, pin_memory=False)
-    return Engine(fabric, module, built, optimizer, schedule, batches, loader, 0, accumulate)
+    return Engine(
+        fabric, module, built, optimizer, batches, loader, iterations, accumulate=accumulate, schedule=schedule
+    )
 
 
 def test_the_loss_falls() -> None:
@@ -78,19 +80,19 @@ def test_accumulation_is_the_mean_over_micro_batches() -> None:
     samples = next(iter(run.loader))
     seen: list[torch.Tensor] = []
     run.optimizer.register_step_pre_hook(
-        lambda *_: seen.extend(w.grad.clone() for w in run.detector.parameters() if w.grad is not None)
+        lambda *_: seen.extend(w.grad.clone() for w in run.network.parameters() if w.grad is not None)
     )
     total = run.take_step(samples)
     again = engine()
     torch.manual_seed(step_seed(0, 0, 0))
     losses = []
     for part in (samples[:2], samples[2:]):
-        found = again.detector.train()(*to_device(part, torch.device("cpu")))
+        found = again.network.train()(*to_device(part, torch.device("cpu")))
         loss = torch.stack(list(found.values())).sum()
         (loss / 2).backward()
         losses.append(float(loss.detach()))
     assert float(total["loss"]) == pytest.approx(sum(losses) / 2)
-    wanted = [w.grad for w in again.detector.parameters() if w.grad is not None]
+    wanted = [w.grad for w in again.network.parameters() if w.grad is not None]
     assert len(seen) == len(wanted)
     for one, other in zip(seen, wanted, strict=True):
         torch.testing.assert_close(one, other)
@@ -99,7 +101,7 @@ def test_accumulation_is_the_mean_over_micro_batches() -> None:
 def test_a_loss_that_is_no_number_stops_the_run() -> None:
     run = engine()
     with torch.no_grad():
-        run.detector.roi_heads.box_predictor.scores.weight.fill_(float("nan"))
+        run.network.roi_heads.box_predictor.scores.weight.fill_(float("nan"))
     run.take_step(next(iter(run.loader)))
     with pytest.raises(NonFiniteLoss, match="not finite at or before iteration 0"):
         run.check_finite()
