@@ -22,7 +22,8 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "data": {"data", "mixing", "pickles"},
-    "evaluate": {"evaluate", "data", "nn", "distributed", "mixing", "backbones", "export"},
+    # The protocols that train are runs as pretraining's is: `RUNS` says what of it they may know.
+    "evaluate": {"evaluate", "train", "data", "nn", "distributed", "mixing", "backbones", "export"},
     "backbones": set(),
     "export": {"atomic", "backbones"},
     "detectron2": {"export", "pickles"},
@@ -37,6 +38,8 @@ ALLOWED = {
     "detection": {"detection", "train", "evaluate", "data", "export", "distributed"},
     "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
+RUNS = {"checkpoints", "devices", "launching", "optimisers", "run_folder", "stopping", "supervised"}
+"""What of `train` is about runs and not about pretraining: all that evaluations may import of it."""
 TORCH_ALONE = {"mixing", "either", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.
 TORCH_AND: dict[str, set[str]] = {
@@ -70,6 +73,7 @@ def test_layers(path: Path) -> None:
         first, *rest = name.split(".")
         if first == "mixview" and rest and part in ALLOWED:
             assert rest[0] in ALLOWED[part], f"{part} must not import {name}"
+            assert (part, rest[0]) != ("evaluate", "train") or rest[1] in RUNS, f"{part} must not import {name}"
         elif first != "mixview" and extra is not None:
             known = first in {"torch", *extra, *sys.stdlib_module_names}
             assert known, f"{part} must do with torch {' and '.join(extra) or 'alone'}, not {name}"

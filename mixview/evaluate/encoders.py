@@ -98,9 +98,9 @@ class Encoding(Choice):
     device: str = "auto"
     """cpu, cuda, mps, or auto: an accelerator where there is one."""
     devices: int = 1
-    """Processes that make features, an accelerator each; torchrun does as well."""
+    """Processes per machine, an accelerator each; torchrun and srun start them as well."""
     workers: int | None = None
-    """Processes that read images; by default the cores, less one."""
+    """Processes that read images, for each of these; by default its share of the cores, less one."""
 
     def load_for(self, source: Source, seed: int = 0) -> Subject:
         """The encoder, for the images of a source."""

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, final
@@ -35,6 +35,7 @@ from mixview.data.source import BadImage, Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.transforms import Transform
+from mixview.train.launching import launcher, process_rank
 
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 
@@ -260,7 +261,7 @@ def cache_key(subject: Subject, source: Source, transform: Transform, stages: Se
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
-def prepare(folder: Path, count: int, widths: dict[str, int]) -> None:
+def prepare(folder: Path, count: int, widths: Mapping[Stage, int]) -> None:
     """Make the empty arrays, all at once: beside, then renamed, so that the folder is there whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent))
@@ -284,21 +285,23 @@ def open_array(folder: Path, name: str) -> Any:
     return np.lib.format.open_memmap(folder / f"{name}.npy", mode="r+")
 
 
-def measure_widths(subject: Subject, stages: Sequence[Stage]) -> dict[str, int]:
+def measure_widths(subject: Subject, stages: Sequence[Stage]) -> dict[Stage, int]:
     """How many features each stage has."""
     parameter = next(subject.encoder.parameters(), torch.empty(0))
     images = torch.zeros(2, subject.channels, subject.size, subject.size, device=parameter.device)
     with torch.inference_mode():
         found = Staged(subject.encoder, stages).eval()(images)
-    return {stage: each.shape[1] for stage, each in found.items()}
+    return {stage: found[stage].shape[1] for stage in stages}
 
 
 # Processes
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank and their number, as torchrun says; 0 of 1 without it."""
-    return int(os.environ.get("RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
+    """This process's rank and their number, as whoever started them says; 0 of 1 when nobody did."""
+    started = launcher()
+    world = int(os.environ.get("WORLD_SIZE") or 1) if started is None else started.devices * started.nodes
+    return process_rank(), world
 
 
 def local_processes() -> int:

@@ -4,11 +4,11 @@ import copy
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mixview import backbones
 from mixview.evaluate.encoders import Subject
-from mixview.evaluate.training import Schedule, Task, Work, accuracy, cross_entropy, head, predict, train
+from mixview.evaluate.training import Classifier, Schedule, Task, Work, head, train_classifier
 
 SEMI = Schedule(epochs=20, lr=0.01, weight_decay=5e-4, steps=(12, 16), factor=0.2)
 """The paper's semi-supervised rows; the classifier learns `HEAD_RATE` times as fast."""
@@ -20,32 +20,13 @@ SCRATCH = Schedule(epochs=90, lr=0.1, weight_decay=1e-4, steps=(30, 60))
 
 
 def finetune(
-    subject: Subject,
-    task: Task,
-    work: Work,
-    schedule: Schedule = SEMI,
-    *,
-    head_rate: float = HEAD_RATE,
-    what: str = "fine-tuning",
+    subject: Subject, task: Task, schedule: Schedule, work: Work, *, head_rate: float = HEAD_RATE
 ) -> dict[str, float]:
     """The accuracies, 0 to 1, of encoder and classifier trained together; the subject itself is left as it is."""
-    encoder = copy.deepcopy(subject.encoder).to(work.device)
-    layer = head(subject.feature_dim, task.classes, work.seed).to(work.device)
-    network = nn.Sequential(encoder, layer)
-    groups = [
-        {"params": list(encoder.parameters()), "lr": schedule.lr},
-        {"params": list(layer.parameters()), "lr": schedule.lr * head_rate},
-    ]
-    optimizer = schedule.optimizer(groups)
-
-    def loss(images: Tensor, answers: Tensor) -> Tensor:
-        return cross_entropy(network(images), answers)
-
-    network.train()
-    train(loss, optimizer, subject, task, schedule, work, drop_last=True, what=what)
-    network.eval()
-    scores, which = predict(network, subject, task.test, work)
-    return accuracy(scores, task.test_labels[which])
+    layer = head(subject.feature_dim, task.classes, work.seed)
+    network = Classifier(subject.encoder, {"avgpool": layer}, frozen=False)
+    found = train_classifier(network, subject, task, schedule, work, head_rate=head_rate, drop_last=True)
+    return found["avgpool"]
 
 
 def from_scratch(subject: Subject, seed: int) -> Subject:

@@ -8,6 +8,10 @@ The protocols themselves are in files of their own and know nothing of this one.
 """
 
 import contextlib
+import functools
+import re
+import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+from lightning_fabric import Fabric
 from torch import Tensor
 
 from mixview.data.source import Source
@@ -41,8 +46,11 @@ from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.results import Result, percentages
 from mixview.evaluate.svm import Difficult, Labelled, SvmSettings, evaluate_svm, from_label_sets
 from mixview.evaluate.svm_fitting import Fit
-from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor
+from mixview.evaluate.training import Logging, Schedule, Stopped, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
+from mixview.train.devices import Precision, make_fabric
+from mixview.train.launching import launcher
+from mixview.train.stopping import seconds_of
 
 EXACT = 2**27
 """Up to so many numbers features are fitted in double precision."""
@@ -101,17 +109,21 @@ class Setting(Encoding):
         if launched()[0] > 0:
             return
         results.show(found)
-        folder = self.folder()
+        folder, paths = self.folder(), self.keep(found)
         if folder is None:
             print("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
             return
-        paths = [results.save(result, folder) for result in found]
         print(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
         names = {result.protocol for result in found}
         kept = [result for result in results.read(folder) if result.protocol in names]
         if any(row.runs > 1 for row in results.summarise(kept)):
             print("\nWith what is there already:")
             results.show(kept)
+
+    def keep(self, found: list[Result]) -> list[Path]:
+        """Write results to where they are kept; one process of many does."""
+        folder = self.folder()
+        return [] if folder is None or launched()[0] > 0 else [results.save(result, folder) for result in found]
 
     def folder(self) -> Path | None:
         """Where results are kept."""
@@ -130,7 +142,7 @@ class Evaluation(Setting, ABC):
     needs_network: ClassVar[bool] = False
     """Whether it trains the encoder itself."""
     trains_on_images: ClassVar[bool] = False
-    """Whether it trains through images, which one process does."""
+    """Whether it trains on images, in a run of its own."""
     sets: ClassVar[bool] = False
     """Whether an image may have several classes."""
 
@@ -150,8 +162,6 @@ class Evaluation(Setting, ABC):
             return f"it needs one class an image, and those of {self.data} have several"
         if self.needs_network and case.subject.spec is None:
             return f"{case.subject.name} have no network to train"
-        if self.trains_on_images and launched()[1] > 1:
-            return "it trains on one device and takes no torchrun"
         return None
 
     def result(self, case: Case) -> Result:
@@ -159,8 +169,11 @@ class Evaluation(Setting, ABC):
         refusal = self.refusal(case)
         if refusal is not None:
             raise ValueError(f"{self.protocol} is not for this: {refusal}; mixview evaluate all runs what can be run")
-        outcome = self.judge(case)
-        own = {each.name for each in fields(self)} - {each.name for each in fields(Setting)}
+        return self.describe(case, self.judge(case))
+
+    def describe(self, case: Case, outcome: Outcome) -> Result:
+        """What a protocol found, with everything that its figures depend on."""
+        own = {each.name for each in fields(self)} - {each.name for each in fields(Setting)} - NOT_OF_THE_RESULT
         every = asdict(self)
         settings = {name: every[name] for name in sorted(own)} | {"size": case.subject.size}
         fingerprints = {"train": case.parts.train.fingerprint(), "test": case.parts.test.fingerprint()}
@@ -347,30 +360,82 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Evaluation):
-    """What the protocols that train ask for."""
+class TrainingOptions(Setting):
+    """What the protocols that train ask for, and `all` of them together."""
 
     epochs: int | None = None
     """Passes over the images; by default as published. The steps of the learning rate keep their place in them."""
     batch: int | None = None
-    """Images a step; by default 256, as published, or all if there are fewer. The learning rate stays as it is."""
+    """Images per step, over all devices; by default as published, or all if there are fewer."""
+    accumulate: int = 1
+    """Micro-batches per step and device, to save memory; each has its own batch norm."""
+    nodes: int | Literal["auto"] = "auto"
+    """Number of machines; auto is as many as torchrun or srun started processes on."""
+    precision: Precision = "32-true"
+    """Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    logging: Logging = field(default_factory=Logging)
+    """How often a training logs and saves, and what it keeps."""
+    max_time: str | None = None
+    """Stop gracefully after this time: 45m, 1h30m, 2d."""
+    resume: bool = False
+    """Continue what was stopped or killed, bit for bit; what is finished stays as it is."""
+
+
+NOT_OF_THE_RESULT = frozenset({"nodes", "logging", "max_time", "resume"})
+"""Options that say where, how long and how closely logged a training is: its outcome does not depend on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained(TrainingOptions, Evaluation):
+    """A protocol that trains on images: a run of its own, which can be resumed."""
+
     lr: float | None = None
     """Learning rate; by default as published."""
 
     trains_on_images: ClassVar[bool] = True
 
-    def schedule(self, published: Schedule) -> Schedule:
-        """The published schedule, changed as asked."""
-        return published.changed(self.epochs, self.batch, self.lr)
+    def schedule(self, published: Schedule, images: int) -> Schedule:
+        """The published schedule, changed as the options say, for so many training images."""
+        return published.changed(self.epochs, self.batch, self.lr).fitted(images)
 
     def task(self, case: Case) -> Task:
         """The images to train on and those to be asked about."""
         labels, test_labels = (as_tensor(labels) for labels in case.parts.single(self.protocol))
         return Task(case.parts.train, labels, case.parts.test, test_labels, len(case.parts.classes))
 
-    def work(self) -> Work:
-        """Where and by which seed."""
-        return Work(pick_device(self.device), self.seed, self.workers)
+    @contextlib.contextmanager
+    def training(self, case: Case) -> Iterator[Work]:
+        """Where the classifiers of this protocol are trained: in a folder beside the result's file, of the same name.
+
+        Without a place for results it is a temporary folder.
+        """
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
+        limit = seconds_of(self.max_time)
+        deadline = None if limit is None else time.monotonic() + limit
+        config = {name: value for name, value in asdict(self).items() if name != "resume"}
+        with contextlib.ExitStack() as stack:
+            folder = self.folder()
+            if folder is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            yield Work(
+                trained_fabric(self.device, self.devices, self.nodes, self.precision),
+                folder / results.FOLDER / Path(self.describe(case, Outcome({}, "")).file_name()).stem,
+                config | {"protocol": self.protocol, "weights_key": case.subject.weights_key()},
+                self.seed,
+                self.workers,
+                self.accumulate,
+                self.logging,
+                deadline,
+                self.resume,
+            )
+
+
+@functools.cache
+def trained_fabric(device: str, devices: int, nodes: int | Literal["auto"], precision: Precision) -> Fabric:
+    """Devices, processes and precision; one for all trainings of a command, which share their processes."""
+    several = devices if launcher() is None or devices > 1 else "auto"
+    return make_fabric(devices=several, nodes=nodes, accelerator=device, precision=precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +443,8 @@ class Linear(Trained):
     """A linear classifier on the frozen encoder."""
 
     recipe: Recipe = "moco"
-    """moco: lr 30, steps at 30 and 60, as the paper prints; moco-code: at 60 and 80; byol: lr 0.01, weight decay."""
+    """moco: lr 30, steps at 30 and 60, as the paper prints; moco-code: at 60 and 80; byol: lr 0.01, weight decay;
+    simsiam: LARS, batch 4096, cosine."""
     fast: bool = False
     """Fit features of centre crops instead of training on augmented images: seconds, and close to it."""
     solver: Literal["optimum", "sgd"] = "optimum"
@@ -386,20 +452,15 @@ class Linear(Trained):
 
     protocol: ClassVar[str] = "linear"
 
-    def refusal(self, case: Case) -> str | None:
-        if self.fast and case.parts.train_labels is not None:
-            return None  # on features, by any number of processes
-        return super().refusal(case)
-
     def result(self, case: Case) -> Result:
         if self.fast and self.solver == "optimum" and self.epochs is not None:
             raise ValueError("--fast finds the optimum, which has no epochs: leave --epochs out, or use --solver sgd")
         return super().result(case)
 
     def judge(self, case: Case) -> Outcome:
-        classes = len(case.parts.classes)
-        schedule = self.schedule(SCHEDULES[self.recipe])
+        schedule = self.schedule(SCHEDULES[self.recipe], len(case.parts.train))
         if self.fast:
+            classes = len(case.parts.classes)
             features, labels, asked, answers, notes = self.centre_features(case)
             if self.solver == "optimum":
                 return fit_optimum(features, labels, asked, answers, classes, self.seed, notes)
@@ -407,17 +468,8 @@ class Linear(Trained):
             words = f"fast mode, on features of centre crops without augmentation: {schedule.words}; last epoch."
             with torch.no_grad():
                 return Outcome(percentages(accuracy(layer(asked), answers)), words, notes=notes)
-        task, work = self.task(case), self.work()
-        layer = linear_on_images(case.subject, task, schedule, work)
-        test = extract(
-            case.subject,
-            case.parts.test,
-            CentreCrop(case.subject.size, case.subject.normalise),
-            device=self.device,
-            workers=self.workers,
-        )
-        with torch.no_grad():
-            found = accuracy(layer(test["avgpool"].to(work.device)), task.test_labels[test.kept])
+        with self.training(case) as work:
+            found = linear_on_images(case.subject, self.task(case), schedule, work)
         words = (
             f"a linear classifier on the frozen encoder's output, trained on random crops and flips "
             f"({self.recipe}: {schedule.words}); last epoch, {CentreCrop(case.subject.size).words}."
@@ -452,18 +504,29 @@ def fit_optimum(
 class Probe(Trained):
     """A linear classifier on every stage of a frozen ResNet, all in one pass."""
 
+    color_jitter: bool = True
+    """Vary brightness, contrast and saturation of the training images by 0.4, as OpenSelfSup does."""
+    lighting: bool = True
+    """Add AlexNet's PCA noise to the colors of the training images, as OpenSelfSup does."""
+
     protocol: ClassVar[str] = "probe"
 
     def judge(self, case: Case) -> Outcome:
-        schedule = self.schedule(probing.SCHEDULE)
-        found = probing.probe(case.subject, self.task(case), self.work(), schedule)
+        schedule = self.schedule(probing.SCHEDULE, len(case.parts.train))
+        with self.training(case) as work:
+            found = probing.probe(
+                case.subject, self.task(case), schedule, work, color_jitter=self.color_jitter, lighting=self.lighting
+            )
         metrics = {f"{stage} {name}": value for stage, each in found.items() for name, value in each.items()}
         notes: tuple[str, ...] = ()
         if stages_of(case.subject.encoder) == ("avgpool",):
             notes = (f"{case.subject.name} is no ResNet and has no stages: only its output (avgpool) is probed.",)
+        views = ["random crops", "flips"]
+        views += ["color jitter"] if self.color_jitter else []
+        views += ["PCA lighting"] if self.lighting else []
         words = (
             "linear classifiers on every stage of the frozen encoder, pooled to about 9,000 numbers, batch-normalised, "
-            f"trained together on random crops and flips ({schedule.words}); last epoch, "
+            f"trained together on {', '.join(views[:-1])} and {views[-1]} ({schedule.words}); last epoch, "
             f"{CentreCrop(case.subject.size).words}. The paper's headline is the better of res5 and avgpool."
         )
         return Outcome(percentages(metrics), words, notes=notes)
@@ -484,22 +547,22 @@ class Semi(Trained):
     needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
-        task, schedule = self.task(case), self.schedule(finetuning.SEMI)
+        schedule = self.schedule(finetuning.SEMI, len(case.parts.train))
         metrics: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for name, part in self.choose(case.parts.train).items():
-            labels = part.labels()
-            assert labels is not None
-            counts[name] = len(part)
-            found = finetuning.finetune(
-                case.subject,
-                task._replace(train=part, labels=as_tensor(labels)),
-                self.work(),
-                schedule,
-                head_rate=self.head_rate,
-                what=f"fine-tuning on {name}",
-            )
-            metrics |= {f"{name} {metric}": value for metric, value in found.items()}
+        with self.training(case) as work:
+            for name, part in self.choose(case.parts.train).items():
+                labels = part.labels()
+                assert labels is not None
+                counts[name] = len(part)
+                found = finetuning.finetune(
+                    case.subject,
+                    self.task(case)._replace(train=part, labels=as_tensor(labels)),
+                    schedule.fitted(len(part)),
+                    work._replace(out=work.out / re.sub(r"\W+", "-", name).strip("-")),
+                    head_rate=self.head_rate,
+                )
+                metrics |= {f"{name} {metric}": value for metric, value in found.items()}
         chosen = ", ".join(f"{name} is {count} images" for name, count in counts.items())
         words = (
             f"everything fine-tuned on {chosen} ({'given lists' if self.files else 'a seeded stratified split'}), "
@@ -523,10 +586,10 @@ class Supervised(Trained):
     needs_network: ClassVar[bool] = True
 
     def judge(self, case: Case) -> Outcome:
-        schedule = self.schedule(finetuning.SCRATCH)
+        schedule = self.schedule(finetuning.SCRATCH, len(case.parts.train))
         fresh = finetuning.from_scratch(case.subject, self.seed)
-        what = "training from scratch"
-        found = finetuning.finetune(fresh, self.task(case), self.work(), schedule, head_rate=1.0, what=what)
+        with self.training(case) as work:
+            found = finetuning.finetune(fresh, self.task(case), schedule, work, head_rate=1.0)
         words = (
             f"the encoder's network trained from scratch with all labels, random crops and flips, {schedule.words}; "
             f"last epoch, {CentreCrop(case.subject.size).words}. The encoder's own weights play no part."
@@ -535,34 +598,35 @@ class Supervised(Trained):
 
 
 @dataclass(frozen=True, kw_only=True)
-class All(Setting):
+class All(TrainingOptions):
     """Every protocol that the labels allow, one after the other."""
 
     fast: bool = False
     """linear on features; and leave out probe, semi and supervised, which train on images."""
-    epochs: int | None = None
-    """Passes over the images, of every protocol that trains on them; by default as published."""
-    batch: int | None = None
-    """Images a step, likewise."""
     skip: list[str] = field(default_factory=list)
     """Protocols to leave out, such as supervised."""
 
     def run(self) -> list[Result]:
-        """Judge by every protocol; what is left out, and why, is said."""
+        """Judge by every protocol and write each result as soon as it is there; what is left out, and why, is said."""
         strange = sorted(set(self.skip) - {each.protocol for each in PROTOCOLS})
         if strange:
             known = ", ".join(each.protocol for each in PROTOCOLS)
             raise ValueError(f"there is no protocol {strange[0]!r} to skip: there are {known}")
+        limit = seconds_of(self.max_time)
+        deadline = None if limit is None else time.monotonic() + limit
         case = self.open()
-        common = {each.name: getattr(self, each.name) for each in fields(Setting)}
-        found, left_out = [], {}
+        found: list[Result] = []
+        left_out: dict[str, str] = {}
+        stopped: Stopped | None = None
         for make in PROTOCOLS:
-            options: dict[str, Any] = {}
-            if issubclass(make, Trained) and not (make is Linear and self.fast):
-                options = {"epochs": self.epochs, "batch": self.batch}
+            options = {each.name: getattr(self, each.name) for each in fields(Setting)}
             if make is Linear:
                 options["fast"] = self.fast
-            protocol = make(**common, **options)
+            if issubclass(make, Trained) and not (make is Linear and self.fast):
+                options |= {each.name: getattr(self, each.name) for each in fields(TrainingOptions)}
+                if deadline is not None:
+                    options["max_time"] = f"{max(0.0, deadline - time.monotonic()):.3f}"
+            protocol = make(**options)
             reason = protocol.refusal(case)
             if make.protocol in self.skip:
                 reason = "as asked"
@@ -571,11 +635,18 @@ class All(Setting):
             if reason is not None:
                 left_out[make.protocol] = reason
                 continue
-            found.append(protocol.result(case))
+            try:
+                found.append(protocol.result(case))
+            except Stopped as error:
+                stopped = error
+                break
+            self.keep(found[-1:])
         if found:
             self.report(found)
         for name, reason in left_out.items():
             print(f"left out {name}: {reason}")
+        if stopped is not None:
+            raise stopped
         return found
 
 

@@ -3,6 +3,8 @@
 - MoCo's protocol: SGD, 100 epochs, batch 256, lr 30, no weight decay, ×0.1 at 30 and 60 as the paper prints it (60 and
   80 in MoCo's own code).
 - BYOL's, as the paper used it: 90 epochs, lr 0.01, weight decay 1e-4, ×0.1 at 30 and 60.
+- SimSiam's: LARS, 90 epochs, batch 4096, lr 0.1 × batch / 256 along a cosine, no weight decay. Its code adapts the bias
+  too (apex's LARC does), and so does this.
 - On features there is no augmentation, so that figures are close to these and not the same: say which is which.
 """
 
@@ -13,32 +15,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.evaluate.encoders import Subject
-from mixview.evaluate.training import Schedule, Task, Work, cross_entropy, head, train, train_on_features
+from mixview.evaluate.training import Classifier, Schedule, Task, Work, head, train_classifier, train_on_features
 
-Recipe = Literal["moco", "moco-code", "byol"]
+Recipe = Literal["moco", "moco-code", "byol", "simsiam"]
 
 SCHEDULES: dict[Recipe, Schedule] = {
     "moco": Schedule(epochs=100, lr=30.0, weight_decay=0.0, steps=(30, 60)),
     "moco-code": Schedule(epochs=100, lr=30.0, weight_decay=0.0, steps=(60, 80)),
     "byol": Schedule(epochs=90, lr=0.01, weight_decay=1e-4, steps=(30, 60)),
+    "simsiam": Schedule(epochs=90, lr=0.1, weight_decay=0.0, batch=4096, optimizer="lars", cosine=True, scale_lr=True),
 }
 
 STRENGTHS = tuple(10.0**power for power in range(-6, 1))
 """Of the weight decay that `choose_strength` chooses from."""
 
 
-def linear_on_images(subject: Subject, task: Task, schedule: Schedule, work: Work) -> nn.Linear:
-    """The classifier that is trained on random crops through the frozen encoder."""
-    encoder = subject.encoder.to(work.device).eval()
-    layer = head(subject.feature_dim, task.classes, work.seed).to(work.device)
-
-    def loss(images: Tensor, answers: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = encoder(images)
-        return cross_entropy(layer(features), answers)
-
-    train(loss, schedule.optimizer(layer.parameters()), subject, task, schedule, work, what="linear classifier")
-    return layer
+def linear_on_images(subject: Subject, task: Task, schedule: Schedule, work: Work) -> dict[str, float]:
+    """The accuracies, 0 to 1, of a classifier that is trained on random crops through the frozen encoder."""
+    layer = head(subject.feature_dim, task.classes, work.seed)
+    network = Classifier(subject.encoder, {"avgpool": layer}, frozen=True)
+    return train_classifier(network, subject, task, schedule, work)["avgpool"]
 
 
 def linear_on_features(
@@ -46,10 +42,10 @@ def linear_on_features(
 ) -> nn.Linear:
     """The classifier that the same descent finds on fixed features [N, D]."""
     layer = head(features.shape[1], classes, seed).to(features.device)
-    optimizer = schedule.optimizer(layer.parameters())
+    optimizer = schedule.build_optimizer(layer.parameters())
 
     def loss(rows: Tensor, answers: Tensor) -> Tensor:
-        return cross_entropy(layer(rows), answers)
+        return F.cross_entropy(layer(rows), answers)
 
     train_on_features(loss, optimizer, features, labels, schedule, seed=seed, what="linear classifier")
     return layer

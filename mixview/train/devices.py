@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from lightning_fabric import Fabric
@@ -10,7 +11,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from lightning_fabric.strategies.strategy import Strategy
 from torch import nn
 
-from mixview.train.launching import launcher
+from mixview.train.launching import end_with_parent, launcher, meet_anew
 from mixview.train.run_folder import RunFolderError
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
@@ -63,3 +64,17 @@ def agree_on_checkpoint(fabric: Fabric, step: int, out: str) -> None:
         raise RunFolderError(
             f"not all processes see the same checkpoints in {out}: put --out on a disk that all machines see"
         )
+
+
+LAUNCHED: WeakSet[Fabric] = WeakSet()
+"""Whose processes have been started: several trainings of one command share them."""
+
+
+def launch_once(fabric: Fabric) -> None:
+    """Start the other processes of a Fabric, unless they are there already."""
+    if fabric in LAUNCHED:
+        return
+    meet_anew(fabric.device.type)
+    end_with_parent()
+    fabric.launch()
+    LAUNCHED.add(fabric)

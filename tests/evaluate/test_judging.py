@@ -207,12 +207,6 @@ def test_the_same_command_gives_the_same_figures(folder: Path) -> None:
     assert once.file_name() == again.file_name()
 
 
-def test_training_takes_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="it trains on one device and takes no torchrun"):
-        run(judging.probe, "small", folder)
-
-
 def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path) -> None:
     torch.save({"state_dict": {"module.encoder_q.conv1.weight": torch.rand(3, 3)}}, tmp_path / "x.pth")
     with pytest.raises(SystemExit) as caught:

@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from mixview.data.files import ClassFolders
+from mixview.evaluate import finetune, probe
 from mixview.evaluate.linear import (
     SCHEDULES,
     Standard,
@@ -17,8 +17,11 @@ from mixview.evaluate.linear import (
     linear_on_images,
     logistic_regression,
 )
-from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor, head, predict
-from tests.evaluate.judged import colours, small
+from mixview.evaluate.training import Schedule, accuracy, head
+from mixview.train.checkpoints import Checkpoints
+from tests.evaluate.judged import small
+from tests.evaluate.trainings import task, work
+from tests.train.running import assert_same
 
 
 def blobs(count: int = 120, width: int = 8, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -83,9 +86,25 @@ def test_published_schedules() -> None:
     assert code.steps == (60, 80)
     assert (byol.lr, byol.weight_decay, byol.epochs, byol.steps) == (0.01, 1e-4, 90, (30, 60))
     assert moco.changed(10, None, None).steps == (3, 6)
+    simsiam = SCHEDULES["simsiam"]
+    assert (simsiam.optimizer, simsiam.epochs, simsiam.weight_decay, simsiam.momentum) == ("lars", 90, 0.0, 0.9)
+    assert (simsiam.batch, simsiam.peak_lr) == (4096, pytest.approx(1.6))
+    assert simsiam.changed(None, 512, None).peak_lr == pytest.approx(0.2)  # 0.1 × batch / 256
+    assert simsiam.changed(None, 512, 3.0).peak_lr == 3.0
+    assert simsiam.fitted(256).peak_lr == pytest.approx(0.1)
+    assert [simsiam.rate(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
+    assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.words
     assert "10 epochs" in moco.changed(10, None, None).words
     with pytest.raises(ValueError, match="epochs and batch must be at least 1, got 0"):
         moco.changed(0, None, None)
+
+
+@pytest.mark.parametrize("published", [*SCHEDULES.values(), probe.SCHEDULE, finetune.SEMI, finetune.SCRATCH])
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5])
+def test_a_short_run_begins_at_the_full_rate(published: Schedule, epochs: int) -> None:
+    short = published.changed(epochs, None, None)
+    assert 0 not in short.steps
+    assert short.rate(0) == 1
 
 
 def test_the_head_begins_as_mocos() -> None:
@@ -96,26 +115,17 @@ def test_the_head_begins_as_mocos() -> None:
 
 
 def test_on_images_it_learns_leaves_the_encoder_alone_and_repeats_itself(tmp_path: Path) -> None:
-    root = colours(tmp_path / "set")
-    train, test = ClassFolders(root, "train"), ClassFolders(root, "val")
-    subject = small()
+    three, subject = task(tmp_path / "set"), small()
     before = subject.weights_key()
-    labels, answers = train.labels(), test.labels()
-    assert labels is not None
-    assert answers is not None
     schedule = Schedule(epochs=6, lr=1.0, weight_decay=0.0, steps=(4,), batch=32)
-
-    def fit(workers: int) -> Tensor:
-        work = Work(torch.device("cpu"), seed=4, workers=workers)
-        task = Task(train, as_tensor(labels), test, as_tensor(answers), 3)
-        layer = linear_on_images(subject, task, schedule, work)
-        scores, which = predict(lambda images: layer(subject.encoder(images)), subject, test, work)
-        assert which.tolist() == list(range(len(test)))
-        return scores
-
-    scores = fit(0)
-    assert accuracy(scores, as_tensor(answers))["top-1"] > 0.9
-    assert torch.equal(scores, fit(1))
+    found = [
+        linear_on_images(subject, three, schedule, work(tmp_path / f"{workers}", seed=4, workers=workers))
+        for workers in (0, 1)
+    ]
+    assert found[0] == found[1]
+    assert found[0]["top-1"] > 0.9
+    states = [Checkpoints(tmp_path / each / "checkpoints").load_latest() for each in ("0", "1")]
+    assert_same(*states)
     assert subject.weights_key() == before
 
 

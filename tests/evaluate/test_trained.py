@@ -6,26 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from mixview.data.files import ClassFolders
+from mixview.data.augmentation import Augmentation, Crop, Jitter, Normalise, view_generator
+from mixview.data.loading import Batches, to_tensor
+from mixview.data.reading import Reader
 from mixview.evaluate import finetune, probe
 from mixview.evaluate.encoders import Pixels, Subject
 from mixview.evaluate.finetune import from_scratch
-from mixview.evaluate.linear import Logistic, logistic_regression
-from mixview.evaluate.training import Schedule, Task, Work, accuracy, as_tensor, train_on_features
-from tests.evaluate.judged import SIZE, colours, means, small
+from mixview.evaluate.linear import SCHEDULES, Logistic, linear_on_images, logistic_regression
+from mixview.evaluate.training import Augmented, Lighting, Schedule, Task, accuracy, head, train_on_features
+from mixview.train.checkpoints import Checkpoints
+from tests.evaluate.judged import SIZE, means, small
 from tests.evaluate.test_linear import blobs
-
-WORK = Work(torch.device("cpu"), workers=0)
+from tests.evaluate.trainings import task, work
 
 
 @pytest.fixture(scope="module")
-def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    root = colours(tmp_path_factory.mktemp("colours"))
-    train, test = ClassFolders(root, "train"), ClassFolders(root, "val")
-    labels, answers = train.labels(), test.labels()
-    assert labels is not None
-    assert answers is not None
-    return Task(train, as_tensor(labels), test, as_tensor(answers), 3)
+def three(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return task(tmp_path_factory.mktemp("colours"))
 
 
 def test_published_settings() -> None:
@@ -38,20 +35,20 @@ def test_published_settings() -> None:
     assert finetune.HEAD_RATE == 100
 
 
-def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(task: Task) -> None:
+def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(three: Task, tmp_path: Path) -> None:
     subject = small()
     before = subject.weights_key()
     schedule = Schedule(epochs=5, lr=0.05, weight_decay=1e-4, steps=(), batch=30, nesterov=True)
 
-    def run() -> dict[str, dict[str, float]]:
-        return probe.probe(subject, task, WORK._replace(seed=1), schedule)
+    def run(name: str) -> dict[str, dict[str, float]]:
+        return probe.probe(subject, three, schedule, work(tmp_path / name, seed=1))
 
-    found = run()
+    found = run("first")
     assert list(found) == ["stem", "res2", "res3", "res4", "res5", "avgpool"]
     assert min(each["top-1"] for each in found.values()) > 0.6
-    assert found == run()
+    assert found == run("second")
     assert subject.weights_key() == before
-    assert list(probe.probe(means(), task, WORK, schedule)) == ["avgpool"]
+    assert list(probe.probe(means(), three, schedule, work(tmp_path / "means"))) == ["avgpool"]
 
 
 def test_heads_in_one_pass_are_heads_alone() -> None:
@@ -75,7 +72,7 @@ def test_heads_in_one_pass_are_heads_alone() -> None:
             split = {"a": rows[:, :4], "b": rows[:, 4:]}
             return torch.stack([nn.functional.cross_entropy(made[name](split[name]), answers) for name in names]).sum()
 
-        train_on_features(loss, schedule.optimizer(made.parameters()), features, labels, schedule, seed=0)
+        train_on_features(loss, schedule.build_optimizer(made.parameters()), features, labels, schedule, seed=0)
         return made
 
     both, alone = fit(["a", "b"]), fit(["b"])
@@ -94,7 +91,7 @@ def test_a_probe_reaches_the_optimum_of_its_objective() -> None:
     groups = [{"params": [layer.weight]}, {"params": [layer.bias], "weight_decay": 0.0}]
     train_on_features(
         lambda rows, answers: nn.functional.cross_entropy(probe_head(rows), answers),
-        schedule.optimizer(groups),
+        schedule.build_optimizer(groups),
         features,
         labels,
         schedule,
@@ -108,27 +105,30 @@ def test_a_probe_reaches_the_optimum_of_its_objective() -> None:
     assert accuracy(fitted, labels) == accuracy(expected, labels)
 
 
-def test_fine_tuning_learns_and_leaves_the_subject_as_it_was(task: Task) -> None:
+def test_fine_tuning_learns_and_leaves_the_subject_as_it_was(three: Task, tmp_path: Path) -> None:
     subject = small()
     before = subject.weights_key()
     schedule = Schedule(epochs=6, lr=0.01, weight_decay=5e-4, steps=(4,), factor=0.2, batch=20)
 
-    def run(seed: int) -> dict[str, float]:
-        return finetune.finetune(subject, task, WORK._replace(seed=seed), schedule, head_rate=10)
+    def run(name: str) -> dict[str, float]:
+        return finetune.finetune(subject, three, schedule, work(tmp_path / name), head_rate=10)
 
-    assert run(0)["top-1"] > 0.8
-    assert run(0) == run(0)
+    found = run("first")
+    assert found["top-1"] > 0.8
+    assert found == run("second")
     assert subject.weights_key() == before
 
 
-def test_the_head_learns_faster(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_learns_faster(three: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
 
-    def look(loss: object, optimizer: torch.optim.Optimizer, *more: object, **options: object) -> None:
-        rates.append([group["lr"] for group in optimizer.param_groups])
+    def build(schedule: Schedule, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
+        rates.append([group["lr"] for group in groups])
+        return torch.optim.SGD(groups)
 
-    monkeypatch.setattr(finetune, "train", look)
-    finetune.finetune(small(), task, WORK)
+    monkeypatch.setattr(Schedule, "build_optimizer", build)
+    schedule = finetune.SEMI.changed(1, 60, None)
+    finetune.finetune(small(), three, schedule, work(tmp_path))
     assert rates == [[0.01, 1.0]]
 
 
@@ -153,7 +153,7 @@ def test_seeds_change_what_is_drawn(tmp_path: Path) -> None:
         schedule = Schedule(epochs=1, lr=0.1, weight_decay=0.0, steps=(), batch=16)
         train_on_features(
             lambda rows, answers: nn.functional.cross_entropy(layer(rows), answers),
-            schedule.optimizer(layer.parameters()),
+            schedule.build_optimizer(layer.parameters()),
             features.float(),
             labels,
             schedule,
@@ -163,3 +163,84 @@ def test_seeds_change_what_is_drawn(tmp_path: Path) -> None:
 
     assert torch.equal(weights(0), weights(0))
     assert not torch.equal(weights(0), weights(1))
+
+
+def test_lighting_is_noise_along_the_principal_components() -> None:
+    """Covariance V diag((0.1 e)²) Vᵀ, with AlexNet's eigenvectors V and eigenvalues e."""
+    generator = torch.Generator().manual_seed(0)
+    shifts = torch.stack([Lighting().shift(generator) for _ in range(20_000)]).double()
+    vectors = torch.tensor(
+        [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]], dtype=torch.float64
+    )
+    values = torch.tensor([0.2175, 0.0188, 0.0045], dtype=torch.float64)
+    expected = vectors @ torch.diag((0.1 * values) ** 2) @ vectors.T
+    torch.testing.assert_close(torch.cov(shifts.T), expected, atol=6e-6, rtol=0.04)
+    # Component by component: the smallest is not lost in the largest.
+    along = (shifts @ vectors).std(0)
+    torch.testing.assert_close(along, 0.1 * values, atol=0, rtol=0.03)
+
+
+def test_training_images_are_cropped_flipped_jittered_lit_and_normalized(three: Task) -> None:
+    """In this order, as in OpenSelfSup's pipeline, and the lighting in units of [0, 1]."""
+    reader, normalise = Reader(three.train), Normalise()
+    plain = Augmented(reader, SIZE, normalise, seed=5)
+    full = Augmented(reader, SIZE, normalise, 5, probe.JITTER, probe.LIGHTING)
+    keys = [(2, index) for index in range(0, 60, 7)]
+    views, which = full.__getitems__(keys)
+    assert which.tolist() == [index for _, index in keys]
+    assert Jitter(0.4, 0.4, 0.4, 0.0, p=1.0) == probe.JITTER
+    policy = Augmentation(crop=Crop(SIZE), jitter=probe.JITTER, order=("jitter",), normalise=None)
+    for view, (epoch, index) in zip(views, keys, strict=True):
+        generator = view_generator(5, epoch, index)
+        image = to_tensor(reader[index].pixels)
+        pixels = policy.apply(image, policy.draw(*image.shape[1:], generator))
+        pixels = pixels + probe.LIGHTING.shift(generator).view(3, 1, 1)
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in normalise.values(3))
+        torch.testing.assert_close(view, (pixels - mean) / std, atol=2e-3, rtol=0)
+    assert not torch.equal(plain.__getitems__(keys)[0], views)
+
+
+@pytest.mark.parametrize(("color_jitter", "lighting"), [(True, True), (False, True), (True, False), (False, False)])
+def test_the_probe_jitters_and_lights_unless_it_is_told_not_to(
+    color_jitter: bool, lighting: bool, three: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, bool] = {} if color_jitter and lighting else {"color_jitter": color_jitter, "lighting": lighting}
+    seen = []
+
+    def spy(*_: object, jitter: object, lighting: object, **more: object) -> dict[str, dict[str, float]]:
+        seen.append((jitter, lighting))
+        return {}
+
+    monkeypatch.setattr(probe, "train_classifier", spy)
+    probe.probe(small(), three, probe.SCHEDULE, work(tmp_path), **options)
+    assert seen == [(probe.JITTER if color_jitter else None, probe.LIGHTING if lighting else None)]
+
+
+def test_lars_and_the_cosine_of_simsiams_protocol_move_the_weights_as_by_hand(three: Task, tmp_path: Path) -> None:
+    """Two epochs of one batch each: v = 0.9 v + lr r g, r = 0.001 |w| / |g| (1 where |w| is 0, as the first bias)."""
+    subject, images = small(), len(three.train)
+    schedule = SCHEDULES["simsiam"].changed(2, None, None).fitted(images)
+    linear_on_images(subject, three, schedule, work(tmp_path, seed=2))
+    state = Checkpoints(tmp_path / "checkpoints").load_latest()
+    assert state is not None
+    layer = head(subject.feature_dim, 3, 2)
+    velocity = [torch.zeros_like(each) for each in layer.parameters()]
+    views = Augmented(Reader(three.train), SIZE, subject.normalise, 2)
+    batches = Batches(images, images, 2)
+    for epoch, rate in enumerate((1.0, 0.5)):
+        batches.go_to(epoch)
+        (keys,) = batches
+        inputs, which = views.__getitems__(keys)
+        with torch.no_grad():
+            features = subject.encoder(inputs)
+        layer.zero_grad()
+        nn.functional.cross_entropy(layer(features), three.labels[which]).backward()
+        with torch.no_grad():
+            for weight, v in zip(layer.parameters(), velocity, strict=True):
+                assert weight.grad is not None
+                norm = float(weight.norm())
+                trust = 0.001 * norm / float(weight.grad.norm()) if norm else 1.0
+                v.mul_(0.9).add_(weight.grad, alpha=0.1 * images / 256 * rate * trust)
+                weight.sub_(v)
+    torch.testing.assert_close(state[0]["network"]["avgpool.weight"], layer.weight.detach(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(state[0]["network"]["avgpool.bias"], layer.bias.detach(), atol=1e-6, rtol=1e-4)
