@@ -414,21 +414,27 @@ class Trained(TrainingOptions, Evaluation):
         limit = seconds_of(self.max_time)
         deadline = None if limit is None else time.monotonic() + limit
         config = {name: value for name, value in asdict(self).items() if name != "resume"}
-        with contextlib.ExitStack() as stack:
-            folder = self.folder()
-            if folder is None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            yield Work(
-                trained_fabric(self.device, self.devices, self.nodes, self.precision),
-                folder / results.FOLDER / Path(self.describe(case, Outcome({}, "")).file_name()).stem,
-                config | {"protocol": self.protocol, "weights_key": case.subject.weights_key()},
-                self.seed,
-                self.workers,
-                self.accumulate,
-                self.logging,
-                deadline,
-                self.resume,
-            )
+        kept = self.folder()
+        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
+            try:
+                yield Work(
+                    trained_fabric(self.device, self.devices, self.nodes, self.precision),
+                    Path(folder) / results.FOLDER / Path(self.describe(case, Outcome({}, "")).file_name()).stem,
+                    config | {"protocol": self.protocol, "weights_key": case.subject.weights_key()},
+                    self.seed,
+                    self.workers,
+                    self.accumulate,
+                    self.logging,
+                    deadline,
+                    self.resume,
+                )
+            except Stopped:
+                if kept:
+                    raise
+                raise Stopped(
+                    f"{self.protocol} was stopped, and {self.encoder} has no folder to keep checkpoints in: with --out "
+                    "FOLDER a stopped training can be resumed"
+                ) from None
 
 
 @functools.cache

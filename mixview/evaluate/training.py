@@ -252,7 +252,7 @@ class Classifier(nn.Module):
     def __init__(self, encoder: nn.Module, heads: Mapping[Stage, nn.Module], *, frozen: bool) -> None:
         super().__init__()
         self.encoder = Staged(copy.deepcopy(encoder), tuple(heads)).requires_grad_(not frozen)
-        self.heads = nn.ModuleDict(dict(heads))
+        self.heads = nn.ModuleDict({str(stage): layer for stage, layer in heads.items()})
         self.frozen = frozen
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -282,7 +282,7 @@ class ClassifierEngine(SupervisedEngine):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.peak_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self.peak_lr: list[float] = [group["lr"] for group in self.optimizer.param_groups]
 
     def set_learning_rate(self) -> float:
         factor = self.schedule.rate(self.step // self.batches.total)
@@ -350,9 +350,10 @@ def train_classifier(
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
         reader = Reader(task.train, Decoder(MODES.get(subject.channels, "stored")))
         images = Augmented(reader, subject.size, subject.normalise, work.seed, jitter, lighting)
-        batches = Batches(
-            len(reader), schedule.batch, work.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last
-        )
+        batch = schedule.batch
+        if batch == len(reader):  # all of them, or as many as the processes can share equally
+            batch = max(1, batch // fabric.world_size) * fabric.world_size
+        batches = Batches(len(reader), batch, work.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last)
         engine = ClassifierEngine(
             fabric=fabric,
             module=module,

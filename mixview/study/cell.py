@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting
+from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting, Trained
 from mixview.evaluate.results import Result
+from mixview.evaluate.training import Stopped
 from mixview.study import results, standalone
 from mixview.study.grid import Cell, digest
 from mixview.study.passes import Passes
@@ -47,7 +48,10 @@ def main(arguments: list[str]) -> int:
     cell = from_json(description.read_text(encoding="utf-8"))
     if cell.encoder is None and not pretrain(cell, run):
         return INTERRUPTED
-    results.save(judge(cell, run), result)
+    try:
+        results.save(judge(cell, run), result)
+    except Stopped:
+        return INTERRUPTED
     return 0
 
 
@@ -130,6 +134,8 @@ def measure(cell: Cell, run: Path, judgement: dict[str, Any], opened: dict[str, 
         place = run / name / digest({key: value for key, value in options.items() if key != "encoder"})
         own = {"out": str(place), "resume": place.exists()}
         return list(standalone.load(name)(protocol=options.pop("recipe"), **(own | options)))
+    if issubclass(known[name], Trained):
+        options["resume"] = True  # what an earlier process began
     evaluation = known[name](**options)
     asked = [each.name for each in dataclasses.fields(Setting) if each.name not in ELSEWHERE]
     shown = json.dumps({each: getattr(evaluation, each) for each in asked}, sort_keys=True)

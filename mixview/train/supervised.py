@@ -193,6 +193,7 @@ def run_supervised(
             folder.set_status("running", engine.step, engine.epoch)
         for losses, rate, reason in engine.train(stopping):
             step = engine.step
+            reason = None if step == length else reason  # too late to stop
             save = step % save_every == 0 or step == length or reason is not None
             progress.update(step, engine.batches.batch, losses["loss"])
             if step % read_every == 0 or save:

@@ -214,6 +214,9 @@ def test_without_a_place_nothing_is_left_behind(
     judging.linear("small", data=str(folder), workers=0, device="cpu", size=16, epochs=1)
     assert list(tmp_path.iterdir()) == []
     assert "not written anywhere" in capsys.readouterr().out
+    with pytest.raises(Stopped, match="small has no folder to keep checkpoints in: with --out FOLDER"):
+        judging.linear("small", data=str(folder), workers=0, device="cpu", size=16, epochs=2, max_time="0.001s")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
