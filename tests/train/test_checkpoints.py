@@ -312,6 +312,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 # A process that is killed
 
+# When to kill follows from what the child has reported and left on the disk, never from how long a save should take.
 KILLS = """
 import os, random, signal, sys, time, warnings
 import torch
@@ -322,15 +323,21 @@ torch.set_num_threads(1)  # OpenMP does not survive a fork
 warnings.simplefilter("error")  # no damaged checkpoint, not even a passed-over one
 checkpoints = Checkpoints(Path(sys.argv[1]) / "kills", keep=1)
 checkpoints.save({"weight": torch.zeros(100_000)}, 0)
-start = time.perf_counter()
-checkpoints.save({"weight": torch.zeros(100_000)}, 0)
-pause = min(1.0, 2 * (time.perf_counter() - start))  # about two files a life, however slow the disk
+
+def writing(child):
+    return any(path.name.endswith(f".{child}.mixview-tmp") for path in checkpoints.folder.iterdir())
+
+def stop(child):
+    os.kill(child, signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+
 random.seed(0)
 last, midway = 0, 0
-for _ in range(25):
+for life in range(25):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        os.close(read)  # so that it ends with its parent, by a broken pipe
         step = last
         while True:
             os.write(write, b"%d\\n" % step)
@@ -338,19 +345,28 @@ for _ in range(25):
             checkpoints.save({"weight": torch.full((100_000,), float(step))}, step)
     os.close(write)
     with os.fdopen(read) as pipe:
-        promised = [int(pipe.readline())]
-        time.sleep(random.uniform(0, pause))
+        began = time.perf_counter()
+        promised = [int(pipe.readline()) for _ in range(1 + life % 3)]  # it lives to save none, one or two
+        took = (time.perf_counter() - began) / len(promised)
+        time.sleep(random.uniform(0, 2 * took))
+        stop(child)
+        for _ in range(200):  # every second one is killed while it writes a file
+            if life % 2 == 0 or writing(child):
+                break
+            os.kill(child, signal.SIGCONT)
+            time.sleep(random.uniform(0, took))
+            stop(child)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         promised += [int(line) for line in pipe]
-    midway += any(path.suffix == ".mixview-tmp" for path in checkpoints.folder.iterdir())
+    midway += writing(child)
     state, step = checkpoints.load_latest()
     assert step >= promised[-1], (step, promised)  # what was reported as saved is there
     assert (state["weight"] == step).all()
     last = step
 checkpoints.save({}, last + 1)
 assert [path.name for path in checkpoints.folder.iterdir()] == [checkpoints.path(last + 1).name]
-assert last and midway, (last, midway)  # it did strike while a file was being written
+assert last >= 24 and midway >= 12, (last, midway)  # they saved, and died while a file was being written
 """
 
 CALLS = """
