@@ -40,6 +40,12 @@ def identities(source: Source, indices: Iterable[int]) -> Identities:
     return np.array(found, dtype=np.uint64)
 
 
+def find_shared(source: Source, others: Identities) -> npt.NDArray[np.bool_]:
+    """[N] whether each image of a source has the content of one of these; one that cannot be read has not."""
+    shared = [np.isin(identities(source, [index]), others).any() for index in range(len(source))]
+    return np.array(shared, dtype=np.bool_)
+
+
 def note_images(source: Source, most: int = MOST, seconds: float = 60.0) -> Identities:
     """[M] the numbers of a source's images, sorted: of all, or of an even sample where they are many or slow to read.
 

@@ -17,7 +17,7 @@ from mixview.data.decoding import Decoder
 from mixview.data.loading import Batches, default_workers, view_loader
 from mixview.data.opening import open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
-from mixview.data.source import Source
+from mixview.data.source import Source, SourceError
 from mixview.distributed import synchronize_batch_norm
 from mixview.export import save_encoder
 from mixview.methods import Method, backward
@@ -27,7 +27,7 @@ from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
-from mixview.train.launching import end_with_parent, losing_no_process, meet_anew
+from mixview.train.launching import end_with_parent, losing_no_process, meet_anew, process_rank
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
 from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
@@ -41,7 +41,7 @@ from mixview.train.settings import (
     build_objective,
 )
 from mixview.train.stopping import Stopping, seconds_of
-from mixview.train.watching import Held, Watch, Watcher, hold_out
+from mixview.train.watching import Held, Watch, Watcher, hold_out, note_trained_on, separate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +144,14 @@ class Pretraining:
         whole = open_source(self.data, self.split, **options)
         share, part = self.watch.hold_out, self.validation_split
         source, held, words = hold_out(whole, self.data, options, self.validation, share, self.seed, part)
+        notes = [words]
+        if process_rank() > 0 or not self.watch.look_every:
+            held = None  # the first process alone evaluates
+        if held is not None:
+            held, note = separate(held, self.watch.images)
+            if held is None and (self.validation or part):
+                raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
+            notes += [note] if note else []
         reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
         size = self.size or natural_size(reader)
         own = AUGMENTED_LIKE.get(self.method, self.method)
@@ -152,7 +160,7 @@ class Pretraining:
         fabric = settled.make_fabric()
         if settled.batch == "auto":
             settled = replace(settled, batch=settled.find_batch(fabric, len(reader)))
-            words += f" A batch of {settled.batch} fits."
+            notes.append(f"A batch of {settled.batch} fits.")
         assert settled.batch != "auto"
         steps = settled.epochs * (len(reader) // settled.batch)
         head = settled.head.settle(self.method, images=len(reader), steps=steps, batch=settled.batch)
@@ -162,10 +170,11 @@ class Pretraining:
             meet_anew(fabric.device.type)
             if folder is not None:
                 folder.note_images(source)
+                notes += [] if held is None else note_trained_on(folder.path, held)
             end_with_parent()
             fabric.launch()
             fabric.barrier()  # the folder is there now
-            settled.train(fabric, folder, reader, held, [words])
+            settled.train(fabric, folder, reader, held, notes)
         return Path(self.out)
 
     def make_fabric(self) -> Fabric:

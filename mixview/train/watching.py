@@ -14,12 +14,14 @@ from torchvision.utils import make_grid, save_image
 
 from mixview.data.augmentation import Augmentation
 from mixview.data.fused import views
+from mixview.data.identity import find_shared, identities
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
 from mixview.data.reading import Reader
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import Subset, take_fraction
 from mixview.evaluate.knn import knn_accuracy
+from mixview.evaluate.overlap import read_learned
 from mixview.evaluate.transforms import CentreCrop
 from mixview.methods import Method
 from mixview.mixing import Mixture, mixture_generators
@@ -95,6 +97,37 @@ def hold_out(
     return kept, Held(kept, asked), words
 
 
+def separate(held: Held, images: int) -> tuple[Held | None, str]:
+    """The feature bank and the queries that the k-NN really uses, and a note (empty if they share no image).
+
+    A query whose copy is in the bank finds itself, so images that are in both, by content, leave the bank. Where that
+    would cost most of the bank, there are fewer queries; None if even then less than half of the bank remains.
+
+    Args:
+        images: size limit of the bank; the limit for the queries is a quarter of it.
+    """
+    bank = pick(held.memory, images)
+    for limit in (images, len(bank)):
+        queries = pick(held.questions, max(1, limit // 4))
+        shared = find_shared(bank, identities(queries, range(len(queries))))
+        count = int(shared.sum())
+        if not count:
+            return Held(bank, queries), ""
+        overlap = f"{count} of the {len(bank)} images in the feature bank are also among the {len(queries)} queries"
+        if 2 * count <= len(bank):
+            note = f"k-NN: {overlap}, by content, and were excluded: {len(bank) - count} remain in the bank."
+            return Held(Subset(bank, np.flatnonzero(~shared)), queries), note
+    return None, f"There will be no k-NN accuracy: {overlap}, by content."
+
+
+def note_trained_on(run: Path, held: Held) -> list[str]:
+    """A note if the run in a folder trains on images that are among the queries."""
+    queries = identities(held.questions, range(len(held.questions)))
+    learned = read_learned(run, [])
+    shared = learned and learned.shared(queries, "k-NN queries")
+    return [f"{shared}: the k-NN accuracy is not that of unseen images."] if shared else []
+
+
 def rest(source: Source, part: Subset) -> Subset:
     """The images of a source that are not in a part of it."""
     return Subset(source, np.setdiff1d(np.arange(len(source)), part.indices))
@@ -118,7 +151,7 @@ class Watcher:
     Args:
         method: whose encoder is watched.
         reader: the images that it learns from.
-        held: labelled images for the k-NN, where there are any.
+        held: labelled images for the k-NN, where there are any, as `separate` returns them.
     """
 
     def __init__(
@@ -167,8 +200,8 @@ class Watcher:
 
     def ask(self, encoder: nn.Module, held: Held) -> float:
         """k-NN accuracy: the share of questions whose neighbours in memory have their label."""
-        memory, questions = pick(held.memory, self.watch.images), pick(held.questions, max(1, self.watch.images // 4))
-        (bank, bank_labels), (asked, labels) = (self.features(encoder, part) for part in (memory, questions))
+        parts = held.memory, held.questions
+        (bank, bank_labels), (asked, labels) = (self.features(encoder, part) for part in parts)
         classes = 1 + int(max(bank_labels.max(), labels.max()))
         return knn_accuracy(bank, bank_labels, asked, labels, classes=classes, k=20)
 
