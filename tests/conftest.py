@@ -2,10 +2,13 @@
 
 One thread everywhere, here and in every process that a test starts: runs in this process are compared bit for bit with
 runs in others, and sums depend on the number of threads; and OpenMP, once it has several, does not survive a fork.
-Compiled kernels are kept from one run of the tests to the next, in pytest's own cache.
+Compiled kernels are kept from one run of the tests to the next, in pytest's own cache; without one (`-p
+no:cacheprovider`) they are compiled for each run. Tests that need real images are marked (`needs_data`), and skip where
+there are none: the end of the run says how many.
 """
 
 import os
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -16,5 +19,24 @@ torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.cache is not None:
-        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        assert config.cache is not None
+        os.environ["NUMBA_CACHE_DIR"] = str(config.cache.mkdir("numba"))
+    else:
+        kernels = tempfile.TemporaryDirectory(prefix="mixview-numba-")
+        config.add_cleanup(kernels.cleanup)
+        os.environ["NUMBA_CACHE_DIR"] = kernels.name
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("real_images") and not os.environ.get("MIXVIEW_DATA"):
+        pytest.skip("needs real images: set MIXVIEW_DATA to the folder that has them")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "real_images" in report.keywords]
+    if skipped:
+        count = f"Tests skipped because they need real images: {len(skipped)}."
+        terminalreporter.write_line(f"{count} Set MIXVIEW_DATA to the folder that has them.")

@@ -1,8 +1,5 @@
 """Augmentations: the published values, torchvision's distributions, torchvision's pixels, and the same again."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -32,6 +29,7 @@ from mixview.data.augmentation import (
     views,
 )
 from mixview.data.scenes import Scenes
+from tests.data.writing import needs_data, real
 
 MANY = 3000
 
@@ -324,11 +322,11 @@ def test_a_draw_can_be_replayed() -> None:
         assert torch.equal(augmentation.apply(image, draw), augmentation.apply(image, replayed))
 
 
-@pytest.mark.skipif("MIXVIEW_DATA" not in os.environ, reason="needs real photographs: set MIXVIEW_DATA")
+@needs_data
 def test_photographs() -> None:
     from PIL import Image
 
-    files = sorted((Path(os.environ["MIXVIEW_DATA"]) / "photos").glob("*.JPEG"))[:6]
+    files = sorted(real("photos").glob("*.JPEG"))[:6]
     for name in ("simclr", "byol", "infomin"):
         for index, file in enumerate(files):
             with Image.open(file) as opened:

@@ -1,11 +1,9 @@
 """Every kind of image file is read as a person would see it, or refused by name."""
 
 import io
-import os
 import struct
 import time
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from mixview.data.decoding import (
     upright,
 )
 from mixview.data.source import BadImage
-from tests.data.writing import encode, pixels, refuses
+from tests.data.writing import encode, needs_data, pixels, real, refuses
 
 QUADRANTS = np.zeros((16, 24, 3), dtype=np.uint8)
 QUADRANTS[:8, :12], QUADRANTS[:8, 12:] = (250, 10, 10), (10, 250, 10)
@@ -260,9 +258,9 @@ def test_a_jpeg_that_claims_to_be_huge_is_refused() -> None:
         Decoder()(bytes(data))
 
 
-@pytest.mark.skipif("MIXVIEW_DATA" not in os.environ, reason="needs real photographs: set MIXVIEW_DATA")
+@needs_data
 def test_photographs_are_decoded_as_pillow_does() -> None:
-    files = sorted((Path(os.environ["MIXVIEW_DATA"]) / "photos").glob("*.JPEG"))
+    files = sorted(real("photos").glob("*.JPEG"))
     assert files
     for file in files:
         data = file.read_bytes()

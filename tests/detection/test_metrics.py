@@ -1,7 +1,5 @@
 import contextlib
 import io
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +12,9 @@ from mixview.data.decoding import Decoder
 from mixview.detection.metrics import Detections, Truth, as_text, coco_metrics, coco_results, encode_masks, voc_metrics
 from mixview.detection.predicting import truth_of
 from mixview.detection.targets import align_classes
+from tests.data.writing import needs_data, real
 
 NAMES = ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large")
-DATA = os.environ.get("MIXVIEW_DATA")
 
 
 def shaken(truth: list[Truth], classes: int, seed: int = 0) -> list[Detections]:
@@ -53,10 +51,10 @@ def by_pycocotools(reference: COCO, results: list[dict[str, object]], kind: str)
     return {f"{prefix}{name}": value for name, value in zip(NAMES, count.stats[:6], strict=True) if value >= 0}
 
 
-@pytest.mark.skipif(DATA is None, reason="needs MIXVIEW_DATA")
+@needs_data
 def test_equal_to_pycocotools_on_the_official_annotations() -> None:
     """COCO's val images, with gaps in the ids and all sizes; ours from the source, theirs from the JSON file."""
-    root = Path(str(DATA)) / "coco"
+    root = real("coco")
     source = Coco(root, "val")
     assert source.classes is not None
     place = align_classes(source, source.classes)
