@@ -213,8 +213,8 @@ def refuse_non_finite(fabric: Fabric, finite: Tensor, weights: Sequence[Tensor],
     if bool(bad):
         raise NonFiniteLoss(
             f"the loss was not finite at or before {where}: nothing was saved after it; resume from the last "
-            "checkpoint in another --precision, or start a new run with a smaller learning rate (--optimizer.lr, of a "
-            "detector --lr) or with --optimizer.clip 1"
+            "checkpoint in another --precision, or start a new run with a smaller learning rate (--optimizer.lr; in an "
+            "evaluation --lr) or, in pretraining, with --optimizer.clip 1"
         )
 
 
