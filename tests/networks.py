@@ -43,6 +43,9 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
     "mixco": lambda norm: moco_mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
     "mochi": lambda norm: moco_mochi(encoder(norm), WIDTH, hardest=6, pairs=4, with_query=3, **SMALL_QUEUE),
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),
+    "swav-queue": lambda norm: SwAV(
+        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4, queue_size=15, freeze_steps=1
+    ),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),
     "unmix-simclr": lambda norm: UnMix(METHODS["simclr"](norm)),
 }

@@ -117,6 +117,52 @@ def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
     return (q * q.shape[1]).T
 
 
+class SwAVCodes:
+    """SwAV's training loop as published, cell by cell: a queue per view and process, Sinkhorn over all of them.
+
+    Args:
+        processes: how many there are; each has a part of the queue.
+        queue_size: of all processes together; 0 is no queue.
+        queue_start: the step at which the queue begins, empty.
+    """
+
+    def __init__(self, processes: int, queue_size: int, queue_start: int, epsilon: float, iterations: int) -> None:
+        self.each, self.start = queue_size // processes, queue_start
+        self.queue: list[list[list[Tensor]]] = [[[] for _ in range(processes)] for _ in range(2)]
+        self.epsilon, self.iterations, self.step = epsilon, iterations, 0
+
+    def codes(self, views: list[list[Tensor]], prototypes: Tensor) -> list[list[Tensor]]:
+        """Of one step: the codes of each view's and each process's embeddings, which then join the queue."""
+        return [
+            self.balance(
+                [self.with_queue(view, p, z) for p, z in enumerate(parts)], [len(z) for z in parts], prototypes
+            )
+            for view, parts in enumerate(views)
+        ]
+
+    def with_queue(self, view: int, process: int, z: Tensor) -> list[Tensor]:
+        queue, rows = self.queue[view][process], list(z)
+        used = queue + rows if self.each and len(queue) == self.each else rows
+        if self.each and self.step >= self.start:
+            self.queue[view][process] = (rows + queue)[: self.each]  # the newest first, the oldest fall out
+        return used
+
+    def balance(self, parts: list[list[Tensor]], counts: list[int], prototypes: Tensor) -> list[Tensor]:
+        rows = [row for part in parts for row in part]
+        q = [[float(torch.exp(row @ prototype / self.epsilon)) for row in rows] for prototype in prototypes]
+        for _ in range(self.iterations):
+            for k in range(len(q)):
+                total = sum(q[k])
+                q[k] = [value / total / len(q) for value in q[k]]
+            for i in range(len(rows)):
+                total = sum(q[k][i] for k in range(len(q)))
+                for k in range(len(q)):
+                    q[k][i] = q[k][i] / total / len(rows)
+        codes = torch.tensor(q, dtype=torch.float64).T * len(rows)
+        ends = [sum(len(part) for part in parts[: p + 1]) for p in range(len(parts))]
+        return [codes[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
 def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, tau: float) -> Tensor:
     """SwAV's - sum_k q_k log p_k, of both parents' codes."""
     total = torch.zeros((), dtype=torch.float64)

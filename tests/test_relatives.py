@@ -10,11 +10,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixview import CutMix, Either, Identity, Mixture, Mixup, backbones, bsim, mixture_generators, sim, unmix, wbsim
 from mixview.losses import info_nce, regression
-from mixview.methods import UnMix, backward, moco_v2
+from mixview.methods import SwAV, UnMix, backward, moco_v2
 from mixview.methods.imix import batch_keys, n_pair, virtual_labels
 from mixview.methods.mixco import semi_positive
 from mixview.methods.mochi import HardNegatives
 from mixview.methods.swav import sinkhorn, swapped_prediction
+from mixview.nn import MLP
+from mixview.objective import Term
+from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.settings import Head, Mixing, build_method, build_objective
 from tests import reference
 from tests.networks import METHODS, OBJECTIVES, RELATIVES, WIDTH, encoder
@@ -152,6 +155,115 @@ def test_swav_keeps_its_prototypes_at_length_one_and_its_codes_without_gradient(
     assert torch.isfinite(loss)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_swavs_queue_is_the_published_one(processes: int) -> None:
+    """The published code keeps a part of the queue on every process; one queue of all gives the same codes and loss."""
+    torch.manual_seed(0)
+    method = SwAV(encoder(False), WIDTH, MLP((WIDTH, 9, 5), False), 5, prototypes=7, queue_size=12, queue_start=1)
+    method = method.double()
+    published = reference.SwAVCodes(processes, 12, 1, 0.05, 3)
+    optimizer = torch.optim.SGD(method.parameters(), lr=0.5)
+    for step in range(5):
+        views = two_views(seed=step, dtype=torch.float64)
+        weight = method.prototypes.weight.detach().clone()
+        with torch.no_grad():
+            z = [torch.nn.functional.normalize(method.online(view)) for view in views]
+        codes = [torch.cat(parts) for parts in published.codes([list(each.chunk(processes)) for each in z], weight)]
+        published.step += 1
+        plain = Identity().draw(views[0])
+        expected = sum(
+            reference.swapped_prediction(z[view] @ weight.T, codes[1 - view], plain, 0.1) / 2 for view in (0, 1)
+        )
+        loss, targets = backward(method, views, sim().draw(views[0], mixture_generators(0, step)))
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
+        for ours, theirs, rows in zip(targets[:2], codes, z, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+            alone = torch.allclose(ours, sinkhorn(rows @ weight.T), rtol=1e-3)
+            assert alone == (step < 3)  # it fills in the steps 1 and 2
+        optimizer.step()
+        optimizer.zero_grad()
+        method.advance(targets, progress=step / 5)
+
+
+def test_swavs_queue_takes_unmixed_projections_of_all_micro_batches() -> None:
+    for objective in (sim(), bsim(), wbsim()):
+        method = make("swav-queue", norm=False)
+        parts = [two_views(4, seed=seed) for seed in (0, 1)]
+        before = [queue.keys.clone() for queue in method.queues]
+        targets = [
+            backward(method, views, objective.draw(views[0], mixture_generators(0, 0, rank=rank)))[1]
+            for rank, views in enumerate(parts)
+        ]
+        assert all(torch.equal(queue.keys, old) for queue, old in zip(method.queues, before, strict=True))
+        expected = [
+            torch.nn.functional.normalize(method.online(torch.cat(views))) for views in zip(*parts, strict=True)
+        ]
+        method.advance(*targets, progress=0.0)
+        for queue, z, old in zip(method.queues, expected, before, strict=True):
+            torch.testing.assert_close(queue.keys, torch.cat([z.detach(), old[8:]]))
+    with pytest.raises(TypeError, match="queue needs the projections of the step"):
+        method.advance(None, progress=0.0)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["swav", "unmix"])
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_swavs_prototypes_are_frozen_at_first(name: str, wrapped: bool) -> None:
+    """Their gradient is cancelled, as published: neither weight decay nor the optimizer's state touches them."""
+    swav = make("swav-queue")
+    swav.freeze_steps = 2
+    method = UnMix(swav) if wrapped else swav
+    settings = Optimizer(name=name, lr=0.1, weight_decay=0.1)
+    optimizer = build_optimizer(method, settings, 8)
+    first, others = swav.prototypes.weight.detach().clone(), swav.online.projector[0].weight.detach().clone()
+    for step in range(4):
+        targets = []
+        for part in range(2):  # micro-batches
+            views = two_views(4, seed=2 * step + part)
+            terms = (unmix(Mixup()) if wrapped else wbsim()).draw(views[0], mixture_generators(0, step, rank=part))
+            targets.append(backward(method, views, terms)[1])
+        optimizer.step()
+        optimizer.zero_grad()
+        method.advance(*targets, progress=step / 4)
+        frozen = step < 2
+        assert bool(optimizer.state.get(swav.prototypes.weight)) != frozen
+        assert torch.allclose(swav.prototypes.weight, first, atol=1e-6) == frozen
+        assert not torch.allclose(swav.online.projector[0].weight, others)
+
+
+def test_swav_without_a_mixture_is_sim() -> None:
+    """lam = 1 for every image: the loss and the gradients of SIM, the queue in use."""
+    results = []
+    for terms in ("sim", "bsim", "wbsim"):
+        method = make("swav-queue", norm=False).double()
+        for step in range(4):
+            views = two_views(dtype=torch.float64, seed=step)
+            whole = CutMix().draw(views[0], torch.Generator().manual_seed(0), lam=1.0)
+            plain = Identity().draw(views[0])
+            chosen = {"sim": [(1.0, plain)], "bsim": [(1.0, whole)], "wbsim": [(0.5, whole), (0.5, plain)]}[terms]
+            loss, targets = backward(method, views, [Term(*each) for each in chosen])
+            method.advance(targets, progress=0.0)
+        assert method.queued == 15
+        results.append([loss, *(each.grad for each in method.parameters())])
+    for other in results[1:]:
+        for one, two in zip(results[0], other, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
+
+
+def test_swavs_queue_and_step_are_in_its_state() -> None:
+    method, again = make("swav-queue"), make("swav-queue")
+    views = two_views(8)
+    for step in range(3):
+        _, targets = backward(method, views, sim().draw(views[0], mixture_generators(0, step)))
+        method.advance(targets, progress=0.0)
+    again.load_state_dict(method.state_dict())
+    assert (again.steps, again.queued) == (3, 15)
+    for one, other in zip(method.queues, again.queues, strict=True):
+        assert torch.equal(one.keys, other.keys)
+        assert one.pointer == other.pointer == 3 * 8 % 15
+    with pytest.raises(ValueError, match="must be 0 or more, got -1, 0 and 0"):
+        SwAV(encoder(), WIDTH, queue_size=-1)
+
+
 def test_unmix_on_moco_mixes_the_queries() -> None:
     """As published: the loss of q, + lam times that of the mixtures, + (1 - lam) times theirs reversed."""
     views = two_views(dtype=torch.float64)
@@ -228,7 +340,7 @@ def test_either_takes_both() -> None:
 
 # --- with the rest ----------------------------------------------------------------------------------------------------
 
-PASSES = {"imix": (3, 0), "imix-moco": (2, 1), "mixco": (2, 1), "mochi": (2, 1), "swav": (4, 0)}
+PASSES = {"imix": (3, 0), "imix-moco": (2, 1), "mixco": (2, 1), "mochi": (2, 1), "swav": (4, 0), "swav-queue": (4, 0)}
 PASSES |= {"unmix-byol": (4, 4), "unmix-simclr": (4, 0)}
 
 
@@ -245,6 +357,8 @@ def test_sequential_and_joint_are_equal_and_passes_are_as_said(name: str) -> Non
     loss, _ = joint(views, terms)
     assert (counts[0], counts[1] - counts[0]) == PASSES[name]
     loss.backward()
+    for parameter in joint.frozen:
+        parameter.grad = None
     total, _ = backward(sequential, views, terms)
     torch.testing.assert_close(total, loss.detach(), rtol=1e-12, atol=1e-12)
     for one, other in zip(joint.parameters(), sequential.parameters(), strict=True):
@@ -260,7 +374,7 @@ def test_every_relative_takes_every_objective_and_odd_batches(name: str) -> None
             loss, targets = backward(method, views, objective().draw(views[0], mixture_generators(0, 0)))
             method.advance(targets, progress=0.5)
             assert torch.isfinite(loss)
-            assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
+        assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
 
 
 @pytest.mark.parametrize("name", RELATIVES)

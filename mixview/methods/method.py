@@ -18,7 +18,7 @@ from mixview.nn import Projected
 from mixview.objective import Term
 
 Views = tuple[Tensor, Tensor]
-Targets = Tensor | Views | None
+Targets = Tensor | tuple[Tensor, ...] | None
 
 
 class Method(nn.Module, ABC):
@@ -37,6 +37,11 @@ class Method(nn.Module, ABC):
     def encoder(self) -> nn.Module:
         """The encoder that is being trained, without its head."""
         return self.online.encoder
+
+    @property
+    def frozen(self) -> Sequence[nn.Parameter]:
+        """Parameters that do not learn in this step: `backward` drops their gradients, so that optimizers skip them."""
+        return ()
 
     @abstractmethod
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
@@ -103,6 +108,8 @@ def backward(
             loss, targets = method(views, part, targets)
             call(loss)
         total = total + loss.detach()
+    for parameter in unwrap(method).frozen:
+        parameter.grad = None
     return total, targets
 
 

@@ -1,8 +1,11 @@
 """SwAV (Caron et al., 2020): an image's code, its share in each of some prototypes, is predicted from its other view.
 
-Two views, no multi-crop and no queue. Under a mixture the prediction is made from the mixture, and the codes are those
-of its two unmixed parents, weighed by lam: the loss is linear in the code, so that SwAV-BSIM is Eq. 4's idea with
-cross-entropy for cosine.
+Two views, no multi-crop. Under a mixture the prediction is made from the mixture, and the codes are those of its two
+unmixed parents, weighted by lam: the loss is linear in the code, so that SwAV-BSIM is Eq. 4's idea with cross-entropy
+for cosine.
+
+As published, the prototypes do not learn at first, and small batches are balanced together with the projections of
+earlier ones, kept in a queue: a few images cannot be spread evenly over many prototypes.
 """
 
 from collections.abc import Sequence
@@ -16,7 +19,7 @@ from mixview.distributed import gather, own_rows
 from mixview.losses import check_temperature, unit
 from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
 from mixview.mixing import Mixture
-from mixview.nn import MLP, Projected
+from mixview.nn import MLP, KeyQueue, Projected
 from mixview.objective import Term
 
 
@@ -72,6 +75,10 @@ class SwAV(Method):
         temperature: tau, 0.1 as published.
         epsilon: of Sinkhorn-Knopp, 0.05 as published.
         iterations: of Sinkhorn-Knopp, 3 as published.
+        queue_size: earlier unmixed projections of each view, of all processes, that the codes of a batch are balanced
+            with; 0 is no queue. Published: 3840 in batches of 256, none in batches of 4096.
+        queue_start: optimizer steps after which the queue starts to fill; it is used once it is full.
+        freeze_steps: optimizer steps at the start in which the prototypes do not learn; published: one epoch.
     """
 
     def __init__(
@@ -84,6 +91,9 @@ class SwAV(Method):
         temperature: float = 0.1,
         epsilon: float = 0.05,
         iterations: int = 3,
+        queue_size: int = 0,
+        queue_start: int = 0,
+        freeze_steps: int = 0,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
@@ -92,44 +102,96 @@ class SwAV(Method):
                 "SwAV needs at least 2 prototypes, a positive epsilon and an iteration, got "
                 f"{prototypes}, {epsilon} and {iterations}"
             )
+        if min(queue_size, queue_start, freeze_steps) < 0:
+            raise ValueError(
+                "queue_size, queue_start and freeze_steps must be 0 or more, got "
+                f"{queue_size}, {queue_start} and {freeze_steps}"
+            )
         projector = MLP((feature_dim, 2048, dim)) if projector is None else projector
         self.online = Projected(encoder, projector, feature_dim)
         self.prototypes = nn.Linear(dim, prototypes, bias=False)
+        self.queues = nn.ModuleList(KeyQueue(queue_size, dim) for _ in range(2 if queue_size else 0))  # one per view
         self.temperature = temperature
         self.epsilon = epsilon
         self.iterations = iterations
+        self.queue_size = queue_size
+        self.queue_start = queue_start
+        self.freeze_steps = freeze_steps
+        self.steps = 0
+        self.queued = 0  # projections per view that the queues were given, up to their size
         self.normalise_prototypes()
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         check_views(views)
         first, second = views
-        score = once(lambda images: self.prototypes(unit(self.online(images))))
+        project = once(lambda images: unit(self.online(images)))
         if targets is None:
             if any(mixture.is_identity for _, mixture in terms):
-                # An unmixed term needs these scores with their graph: one pass serves as both.
-                targets = self.assign(score(first)), self.assign(score(second))
+                # An unmixed term needs these projections with their graph: one pass serves as both.
+                z_first, z_second = project(first).detach(), project(second).detach()
             else:
                 with torch.no_grad():
-                    targets = self.assign(score.encode(first)), self.assign(score.encode(second))
-        code_first, code_second = targets
+                    z_first, z_second = project.encode(first), project.encode(second)
+            targets = self.assign(z_first, 0), self.assign(z_second, 1), z_first, z_second
+        code_first, code_second, *_ = targets
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
-            side = swapped_prediction(score(mixture(first)), code_second, mixture, self.temperature)
-            other = swapped_prediction(score(mixture(second)), code_first, mixture, self.temperature)
+            scores_first, scores_second = (self.prototypes(project(mixture(view))) for view in views)
+            side = swapped_prediction(scores_first, code_second, mixture, self.temperature)
+            other = swapped_prediction(scores_second, code_first, mixture, self.temperature)
             loss = loss + weight * (side + other) / 2
         return loss, targets
 
     @torch.no_grad()
-    def assign(self, scores: Tensor) -> Tensor:
-        """The codes of this process's images: those of all processes are balanced together."""
-        codes = sinkhorn(gather(scores.detach()), self.epsilon, self.iterations)
-        return codes[own_rows(len(scores))]
+    def assign(self, z: Tensor, view: int) -> Tensor:
+        """The codes [N, K] of this process's projections [N, dim] of one view.
+
+        The images of all processes are balanced together, and with them those in the queue once it is full.
+        """
+        everything = gather(z)
+        if self.queues and self.queued == self.queue_size:
+            everything = torch.cat([everything, self.queues[view].keys.to(z.dtype)])
+        with torch.autocast(z.device.type, enabled=False):  # epsilon would blow up what half precision rounds
+            scores = F.linear(everything, self.prototypes.weight.to(z.dtype))
+        return sinkhorn(scores, self.epsilon, self.iterations)[own_rows(len(z))]
+
+    @property
+    def frozen(self) -> tuple[nn.Parameter, ...]:
+        """The prototypes, at first."""
+        return (self.prototypes.weight,) if self.steps < self.freeze_steps else ()
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
         self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
     def advance(self, *targets: Targets, progress: float) -> None:
-        """Prototypes return to length one."""
+        """Prototypes return to length one, and the unmixed projections of the whole batch join the queues."""
         check_progress(progress)
         self.normalise_prototypes()
+        if self.queues and self.steps >= self.queue_start:
+            self.enqueue(targets)
+        self.steps += 1
+
+    @torch.no_grad()
+    def enqueue(self, targets: Sequence[Targets]) -> None:
+        """Put the projections of all micro-batches and processes into the queue of their view.
+
+        The published code keeps a part of each queue on every process. Sinkhorn-Knopp sums over all parts, so that the
+        codes are those of one queue; here every process has all of it, and a checkpoint of one process is enough.
+        """
+        batches = [each for each in targets if isinstance(each, tuple)]
+        if not batches or len(batches) < len(targets):
+            raise TypeError(
+                "SwAV's queue needs the projections of the step: pass what `forward` or `backward` returned as "
+                f"targets, one argument per micro-batch, got {[type(each).__name__ for each in targets]}"
+            )
+        for queue, *parts in zip(self.queues, *(batch[2:] for batch in batches), strict=True):
+            z = gather(torch.cat(parts))
+            queue.push(z)
+        self.queued = min(self.queue_size, self.queued + len(z))
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.steps, self.queued])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps, self.queued = (int(each) for each in state)

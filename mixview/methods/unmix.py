@@ -55,6 +55,11 @@ class UnMix(Method):
         return self.method.online
 
     @property
+    def frozen(self) -> Sequence[nn.Parameter]:
+        """The inner method's."""
+        return self.method.frozen
+
+    @property
     def predictor(self) -> nn.Module | None:
         """The inner method's, where it has one."""
         found = getattr(self.method, "predictor", None)

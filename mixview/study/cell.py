@@ -30,7 +30,7 @@ INTERRUPTED = 75
 PARENT = "MIXVIEW_STUDY_PROCESS"
 """The environment variable that tells a cell who runs the study: with that one it ends."""
 
-SETTLED = ("size", "augment", "head.momentum", "head.queue_size")
+SETTLED = ("size", "augment", "head.momentum", "head.queue_size", "head.epoch_queue_starts")
 """Settings that a run fills in itself where they are not given."""
 
 ELSEWHERE = ("device", "devices", "workers", "out")

@@ -198,20 +198,22 @@ def move_together(
 
 
 def parameter_groups(method: Method, settings: Optimizer, batch: int) -> list[dict[str, Any]]:
-    """The trained parameters in groups: matrices or norm and bias; the predictor apart where it learns otherwise.
+    """The trained parameters in groups: matrices or norm and bias; the predictor apart where it learns otherwise, and
+    what is frozen at first, since torch's fused SGD takes no parameter whose gradients begin later than its group's.
 
     A parameter of at most one dimension is a norm's or a bias, whatever its layer is called and wherever it sits.
     Every group carries `base_lr`, the highest learning rate, and `fixed`, whether it stays there.
     """
     apart = {id(weight) for weight in predictor_apart(method, settings)}
-    members: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    frozen = {id(weight) for weight in method.frozen}
+    members: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for weight in method.parameters():
         if weight.requires_grad:
-            members.setdefault((id(weight) in apart, weight.ndim <= 1), []).append(weight)
+            members.setdefault((id(weight) in apart, id(weight) in frozen, weight.ndim <= 1), []).append(weight)
     if not members:
         raise ValueError(f"{type(method).__name__} has no parameter that takes a gradient: unfreeze its encoder")
     groups = []
-    for (is_apart, norm_or_bias), weights in sorted(members.items()):
+    for (is_apart, _, norm_or_bias), weights in sorted(members.items()):
         excluded = norm_or_bias and not settings.decays_norm_and_bias
         lr = settings.peak_lr(batch) * (settings.predictor_rate if is_apart else 1.0)
         group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_apart and settings.fixed_predictor_lr}

@@ -91,7 +91,8 @@ class Head:
     momentum: float | None = None
     """Of the momentum encoder: MoCo 0.999, BYOL 0.996; 0.99 in runs of less than 20,000 steps."""
     queue_size: int | None = None
-    """Of MoCo: 65,536, or half of the images where there are fewer."""
+    """Of MoCo: 65,536, or half of the images where there are fewer. Of SwAV, for batches smaller than the prototypes:
+    none; 3,840 as published for batches of 256."""
     hidden: int | None = None
     """Width of the hidden layers: SimCLR and MoCo v2 that of the encoder, BYOL 4096, SimSiam and SwAV 2048."""
     dim: int | None = None
@@ -109,7 +110,11 @@ class Head:
     synthetic_from: float | None = None
     """MoCHi: the share of training after which there are any; 0."""
     prototypes: int | None = None
-    """SwAV: how many; 3000, or as many as there are images in a smaller batch."""
+    """SwAV: how many; 3000, or as many as there are images in a smaller batch and its queue."""
+    freeze_prototypes: float | None = None
+    """SwAV: epochs at the start in which the prototypes do not learn; 1 as published, 0 for none."""
+    epoch_queue_starts: float | None = None
+    """SwAV: the epoch from which its queue fills, to be used once full; 15, or half of a run of less than 30 epochs."""
     target: Literal["parents", "interpolated"] = "parents"
     """BYOL: both parents in turn, or one target between them."""
     bn_splits: int = 1
@@ -123,6 +128,8 @@ class Head:
             steps: optimiser steps of the whole run.
             batch: images a step.
         """
+        if method == "swav" and self.queue_size and self.epoch_queue_starts is None:
+            return replace(self, epoch_queue_starts=min(15.0, steps / steps_per_epoch(images, batch) / 2))
         if method not in PUBLISHED_MOMENTUM:
             return self
         momentum, queue = self.momentum, self.queue_size
@@ -166,11 +173,19 @@ def build_method(
         objective: that it is trained under; unmix mixes the second view of all but MoCo, and so goes around them.
     """
     head = head.settle(name, images=images, steps=steps, batch=batch)
-    method = build_plain_method(name, backbone, head, steps=steps, batch=batch)
+    if name == "swav":
+        method: Method = build_swav(backbone, head, epoch_steps=steps_per_epoch(images, batch), batch=batch)
+    else:
+        method = build_plain_method(name, backbone, head, steps=steps)
     return UnMix(method) if objective == "unmix" and not isinstance(method, MoCo) else method
 
 
-def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, steps: int, batch: int) -> Method:
+def steps_per_epoch(images: int, batch: int) -> int:
+    """Optimizer steps in one pass over the images, of which a short last batch is left out."""
+    return max(1, images // batch)
+
+
+def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, steps: int) -> Method:
     """The method of this name, with a head that is settled."""
     encoder, width = backbone.encoder, backbone.feature_dim
     if name in ("simclr", "imix"):
@@ -178,11 +193,6 @@ def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, step
         if name == "imix":
             return i_mix(encoder, width, projector, head.temperature or 0.2)
         return SimCLR(encoder, width, projector, head.temperature or 0.1, head.symmetric)
-    if name == "swav":
-        dim = head.dim or 128
-        projector = MLP((width, head.hidden or 2048, dim))
-        prototypes = head.prototypes or min(3000, max(2, batch))
-        return SwAV(encoder, width, projector, dim, prototypes, head.temperature or 0.1)
     if name == "byol":
         hidden, dim = head.hidden or 4096, head.dim or 256
         assert head.momentum is not None
@@ -193,6 +203,28 @@ def build_plain_method(name: MethodName, backbone: Backbone, head: Head, *, step
         projector = MLP((width, hidden, hidden, dim), last_norm="plain")
         return SimSiam(encoder, width, projector, MLP((dim, max(dim // 4, 1), dim)))
     return build_moco(name, backbone, head, steps)
+
+
+def build_swav(backbone: Backbone, head: Head, *, epoch_steps: int, batch: int) -> SwAV:
+    """SwAV, with epochs counted in steps."""
+    queue_size = head.queue_size or 0
+    if 0 < queue_size < batch:
+        raise ValueError(
+            f"queue_size {queue_size} does not hold a batch of {batch}: set at least {batch}, or 0 for no queue, which "
+            "batches larger than the number of prototypes do not need"
+        )
+    width, dim = backbone.feature_dim, head.dim or 128
+    return SwAV(
+        backbone.encoder,
+        width,
+        MLP((width, head.hidden or 2048, dim)),
+        dim,
+        prototypes=head.prototypes or min(3000, max(2, batch + queue_size)),
+        temperature=head.temperature or 0.1,
+        queue_size=queue_size,
+        queue_start=round((head.epoch_queue_starts or 0.0) * epoch_steps),
+        freeze_steps=round((1.0 if head.freeze_prototypes is None else head.freeze_prototypes) * epoch_steps),
+    )
 
 
 def build_moco(name: MethodName, backbone: Backbone, head: Head, steps: int) -> Method:

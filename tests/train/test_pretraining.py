@@ -15,6 +15,7 @@ from mixview.cli import main
 from mixview.export import load_encoder
 from mixview.methods import MoCo
 from mixview.train import recipes
+from mixview.train.checkpoints import Checkpoints
 from mixview.train.engine import Engine
 from mixview.train.optimisers import Optimizer
 from mixview.train.pretraining import Pretraining
@@ -152,6 +153,33 @@ def test_accumulation(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if isinstance(engines[0].method, MoCo):
         assert state["method"]["queue.pointer"] == 4 * 16 % 64
         assert int(state["method"]["_extra_state"]) == 4
+
+
+def test_swav_freezes_and_queues_across_micro_batches_and_resumes(tmp_path: Path) -> None:
+    """Frozen for the first of three epochs of 4 steps; the queue of 32 fills from the second on, 16 per step."""
+    head = Head(hidden=16, dim=8, prototypes=12, queue_size=32, epoch_queue_starts=1)
+    watch = {"checkpoint_every": 1, "keep": 12}
+    options: dict[str, Any] = {"method": "swav", "objective": "wbsim", "head": head, "accumulate": 2, "epochs": 3}
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", watch, **options))
+    states = [Checkpoints.load(path)[0]["method"] for path in sorted((whole / "checkpoints").iterdir())]
+    assert [each["_extra_state"].tolist() for each in states] == [
+        [step, min(32, 16 * max(0, step - 4))] for step in range(1, 13)
+    ]
+    assert [int(each["queues.1.pointer"]) for each in states] == [0] * 4 + [16, 0] * 4
+    first = states[0]["prototypes.weight"]
+    kept = [torch.allclose(each["prototypes.weight"], first, atol=1e-6) for each in states]
+    assert kept == [True] * 4 + [False] * 8
+    assert not torch.allclose(states[0]["online.projector.0.weight"], states[3]["online.projector.0.weight"])
+    for queue in ("queues.0.keys", "queues.1.keys"):
+        assert torch.equal(states[0][queue], states[3][queue])
+        assert torch.equal(states[5][queue][16:], states[6][queue][16:])  # half of it is new, half stays
+        assert not torch.allclose(states[5][queue][:16], states[6][queue][:16])
+    broken = tmp_path / "broken"
+    for stop in (3, 6, 9):
+        with stopped_at(stop):
+            mixview.resume(broken) if broken.exists() else mixview.pretrain(**tiny(broken, watch, **options))
+    mixview.resume(broken)
+    assert_same_runs(whole, broken)
 
 
 def test_exact_batch_is_the_full_batch(tmp_path: Path) -> None:

@@ -3,8 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from mixview.backbones import build
+from mixview.data.augmentation import Jitter, named
+from mixview.methods import SwAV
 from mixview.train import recipes
+from mixview.train.optimisers import Optimizer
 from mixview.train.pretraining import Pretraining
+from mixview.train.settings import AUGMENTED_LIKE, Head, build_method
 
 PAPER = {
     f"{method}{objective}"
@@ -45,6 +50,40 @@ def test_published_settings() -> None:
     mixup = recipes.read("paper/mocov2-mixup-0.5").settings
     assert (mixup["mixing"]["mixer"], mixup["mixing"]["alpha"], mixup["objective"]) == ("mixup", 0.5, "bsim")
     assert recipes.read("paper/simsiam").settings["optimizer"]["fixed_predictor_lr"] is True
+
+
+def test_swav_is_the_published_setting_of_two_views() -> None:
+    """main_swav.py and scripts/swav_400ep_2x224_pretrain.sh, and what differs from them is said."""
+    settings = recipes.read("relatives/swav").settings
+    assert settings["batch"] == 64 * 64  # --batch_size 64, 64 GPUs
+    optimizer = Optimizer(**settings["optimizer"])
+    assert (optimizer.name, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ("lars", 4.8, 0.9, 1e-6)
+    assert optimizer.decays_norm_and_bias  # all of model.parameters() is one group
+    assert (optimizer.schedule, optimizer.warmup_epochs, optimizer.scale_lr) == ("cosine", 10, False)
+    backbone = build("small", size=32)._replace(feature_dim=2048)  # the width of a ResNet-50
+    head = Head(**settings["head"])
+    method = build_method("swav", backbone, head, images=1_281_167, steps=200 * 312, batch=settings["batch"])
+    assert isinstance(method, SwAV)
+    assert (method.temperature, method.epsilon, method.iterations) == (0.1, 0.05, 3)
+    assert method.prototypes.weight.shape == (3000, 128)
+    assert method.online.projector[0].weight.shape == (2048, 2048)
+    assert (method.queue_size, method.freeze_steps) == (0, 1_281_167 // 4096)
+    first, second = named(AUGMENTED_LIKE["swav"], 224)
+    assert first == second
+    assert (first.crop.scale, first.blur.p, first.blur.sigma) == ((0.08, 1.0), 0.5, (0.1, 2.0))
+    assert first.jitter == Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)
+    header = recipes.text_of("relatives/swav").split("\nbase:")[0]
+    for difference in (
+        "multi-crop",
+        "0.0048",
+        "LARC",
+        "313",
+        "both views together",
+        "groups of 8",
+        "float16",
+        "accumulate",
+    ):
+        assert difference in header, difference
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

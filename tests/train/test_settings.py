@@ -53,6 +53,25 @@ def test_what_is_set_is_set() -> None:
     assert not make("simclr", Head(symmetric=False)).symmetric
 
 
+def test_swav_counts_its_epochs_in_steps() -> None:
+    """One epoch frozen, no queue unless there is to be one, which starts after 15 epochs, as in the published code."""
+    imagenet = {"images": 1_281_167, "steps": 200 * 312, "batch": 4096}
+    published = make("swav", Head(hidden=8, dim=8), **imagenet)
+    assert (published.freeze_steps, published.queue_size, len(published.prototypes.weight)) == (312, 0, 3000)
+    imagenet = {"images": 1_281_167, "steps": 200 * 5004, "batch": 256}
+    small_batch = make("swav", Head(hidden=8, dim=8, queue_size=3840), **imagenet)
+    assert (small_batch.freeze_steps, small_batch.queue_size, small_batch.queue_start) == (5004, 3840, 15 * 5004)
+    assert len(small_batch.prototypes.weight) == 3000
+    assert (small_batch.epsilon, small_batch.iterations, small_batch.temperature) == (0.05, 3, 0.1)
+    short = make("swav", Head(hidden=8, queue_size=128, freeze_prototypes=0), images=640, steps=100, batch=64)
+    assert (short.freeze_steps, short.queue_start, len(short.prototypes.weight)) == (0, 50, 192)
+    chosen = Head(hidden=8, queue_size=128, freeze_prototypes=2.5, epoch_queue_starts=3)
+    chosen_method = make("swav", chosen, images=640, steps=100, batch=64)
+    assert (chosen_method.freeze_steps, chosen_method.queue_start) == (25, 30)
+    with pytest.raises(ValueError, match="queue_size 32 does not hold a batch of 64: set at least 64, or 0"):
+        make("swav", Head(queue_size=32))
+
+
 @pytest.mark.parametrize("name", get_args(MethodName))
 def test_every_method_takes_a_small_encoder(name: str) -> None:
     method = make(name, Head(hidden=8, dim=8))
