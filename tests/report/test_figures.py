@@ -1,13 +1,16 @@
 """The paper's figures from runs that were written for the purpose: each is a PNG and an SVG."""
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mixview.cli import main
+from mixview.report.figures import cost as costs
 from mixview.report.figures.alpha import gather_curves
 from mixview.report.figures.beta import density
 from mixview.report.figures.drawing import open_runs
@@ -74,11 +77,107 @@ def test_tsne_of_classes(runs: list[str], tmp_path: Path) -> None:
         main(["figure", "tsne-classes", *runs, "--data", str(plain), "--workers", "0"])
 
 
-def test_cost(runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["figure", "cost", "--methods", "[mocov2]", "--backbone", "small", "--batch", "4", "--size", "16",
-          "--rounds", "1", "--device", "cpu", "--out", str(tmp_path / "a")])  # fmt: skip
-    check(tmp_path / "a", "SIM", "BSIM", "WBSIM")
-    assert "paper's" in capsys.readouterr().out
+TINY = ["--backbone", "small", "--batch", "4", "--size", "16", "--rounds", "1"]
+
+
+def test_cost_of_the_papers_methods_beside_both_of_its_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = {"sim": [0.2, 0.1, 0.3], "bsim": [0.25], "wbsim": [0.36]}
+    made = {name: costs.Cost(100_000_000 + 7_000_000 * i, None, steps[name]) for i, name in enumerate(steps)}
+    monkeypatch.setattr(costs, "measure", lambda *_: made)
+    main(["figure", "cost", "--device", "cpu", "--out", str(tmp_path / "a")])
+    check(tmp_path / "a", "SIM", "BSIM", "WBSIM", "Memory (activations held), SIM = 1")
+    check(tmp_path / "a", "1.07  (107 MB)", "1.80  (0.36 s per step)", "1.25  (0.25 s per step)")
+    check(tmp_path / "a", "1.49  (65.6 GB = 8 × 8.2)", "1.23  (21.7 GPU days, 65 h)", "1.75  (28 GPU days)")
+    check(tmp_path / "a", "200 GB at batch 1024: no ratio", "1.00  (33.3 GPU days)", "not in the paper")
+    check(tmp_path / "a", "solid: measured here, on one CPU; hatched: the paper's, on V100s. Only ratios compare.")
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    expected = (
+        *("mocov2 BSIM 1.07 1.00 1.25 1.00", "WBSIM 1.14 1.49 1.80 1.23"),
+        *("byol BSIM 1.07 1.00 1.25 1.00", "WBSIM 1.14 - 1.80 1.75"),
+        *("swav BSIM 1.07 - 1.25 -", "WBSIM 1.14 - 1.80 -"),
+        *("mocov2 SIM 8 100 MB 0.2 s 0.1 – 0.3 74.1", "byol SIM 8 100 MB 0.2 s 0.1 – 0.3 74.1"),
+        *("MoCo SIM 256 44 GB 17.7 5.5 GB 53", "WBSIM 256 65.6 GB 21.7 8.2 GB 65"),
+        *("BYOL SIM 4096 216 GB 16 - -", "WBSIM 1024 200 GB 28 - -", "SwAV SIM 4096 819 GB 33.3 - -"),
+    )
+    assert [line for line in expected if line not in said] == []
+
+
+def test_cost_of_runs(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "build_method", with_small_head(costs.build_method))
+    main(["figure", "cost", *runs, "--rounds", "1", "--device", "cpu", "--out", str(tmp_path / "a")])
+    run = open_runs(runs[:1])[0]
+    assert costs.setup_of(run) == ("simclr", "small", 16, run.config["size"])
+    check(tmp_path / "a", "simclr, small", "SIM", "BSIM", "WBSIM")
+    said = capsys.readouterr().out
+    assert said.count("simclr") == 2 + ("Recorded by the runs" in said) * len(runs)
+    run.config["accumulate"] = 4
+    assert costs.setup_of(run).batch == 4
+    with pytest.raises(SystemExit, match="batch at least 2, got 0 and 8"):
+        main(["figure", "cost", "--rounds", "0"])
+
+
+def with_small_head(build):
+    return lambda name, backbone, head, **options: build(name, backbone, replace(head, hidden=16, dim=8), **options)
+
+
+def test_days_of_200_epochs() -> None:
+    per_image = 17.7 * 86_400 / 200 / 1_281_167  # the paper's MoCo, on one of its eight GPUs
+    assert costs.Cost(0, None, [1.0, 32 * per_image, 0.0]).days(32) == pytest.approx(17.7)
+    moco, byol, swav = (costs.published(name) for name in ("mocov1", "byol", "swav"))
+    for row in moco.values():  # Table 11 is Table 12 of one GPU
+        assert row.days == pytest.approx(8 * row.hours / 24, rel=5e-3)
+        assert row.memory == pytest.approx(8 * row.per_gpu)
+    assert costs.paper_ratios(moco, "wbsim") == pytest.approx((65.6 / 44, 21.7 / 17.7))
+    assert costs.paper_ratios(byol, "wbsim") == (None, 28 / 16)  # another batch size
+    assert list(swav) == ["sim"]
+    assert costs.published("simclr") == {}
+
+
+class FakeCuda:
+    """In place of a GPU: computes on the CPU, and reports memory that grows with every step since it was reset."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        rand = torch.rand
+        monkeypatch.setattr(torch, "rand", lambda *shape, device=None, **options: rand(*shape, **options))
+        monkeypatch.setattr(costs, "build_method", with_small_head(costs.build_method))
+        monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: module)
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: self.calls.append("empty"))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: self.calls.append("reset"))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: self.read(5e9))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: self.read(6e9))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
+        monkeypatch.setattr(costs, "pick_device", torch.device)
+        backward = costs.backward
+        monkeypatch.setattr(
+            costs,
+            "backward",
+            lambda method, views, terms: (self.calls.append("step"), backward(method, views, terms))[1],
+        )
+
+    def read(self, most: float) -> int:
+        since = self.calls[len(self.calls) - self.calls[::-1].index("reset") :]
+        return int(most * since.count("step"))
+
+
+def test_cost_on_cuda_is_what_the_device_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeCuda(monkeypatch)
+    main(["figure", "cost", "--methods", "[byol]", *TINY, "--device", "cuda", "--out", str(tmp_path / "a")])
+    # Two rounds of the three objectives; then, of each, the peak of one step with the optimizer's state in place.
+    assert device.calls == ["step"] * 6 + ["empty", "reset", "step"] * 3
+    said = capsys.readouterr().out
+    assert "peak (reserved)" in said
+    assert said.count("5.0 GB (6.0 GB)") == 3
+    assert "on one Tesla V100" in said
+    assert "GPU days" in said
+    check(tmp_path / "a", "Memory (peak on the device), SIM = 1", "1.00  (5.0 GB)")
 
 
 def test_alpha_is_drawn_with_its_spread_and_the_papers(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""What SIM, BSIM and WBSIM cost on this machine, memory and time of a step, as in the paper's cost tables."""
+"""The cost of SIM, BSIM and WBSIM on this machine, beside the paper's two cost tables (11 and 12)."""
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
@@ -17,12 +20,20 @@ from mixview.evaluate.progress import Advance, bar
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
-from mixview.report.figures.drawing import COLOURS, in_style, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
+from mixview.report.runs import Run
 from mixview.train.activations import peak_activations
-from mixview.train.estimate import wait
+from mixview.train.estimate import peak_memory, size, wait
+from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
 
 OBJECTIVES: tuple[ObjectiveName, ...] = ("sim", "bsim", "wbsim")
+PAPER_NAMES: dict[str, str] = {"mocov1": "MoCo", "mocov2": "MoCo", "byol": "BYOL", "swav": "SwAV"}
+SUFFIXES: dict[ObjectiveName, str] = {"sim": "", "bsim": "-BSIM", "wbsim": "-WBSIM"}
+LARGE_BATCH = ("simclr", "imix", "byol", "swav")
+"""Methods that are published with LARS; the others with SGD."""
+IMAGENET, EPOCHS = 1_281_167, 200
+"""What the paper's hours and GPU days are of."""
 
 
 class Setup(NamedTuple):
@@ -31,15 +42,41 @@ class Setup(NamedTuple):
     method: MethodName
     backbone: str
     batch: int
+    """Images per step, on one device and without accumulation."""
     size: int
 
 
 class Cost(NamedTuple):
-    """Of a step under one objective."""
+    """The cost of a step under one objective."""
 
-    activations: int
-    """Bytes that the step holds for its backward."""
+    memory: int
+    """Bytes: on CUDA the peak that the device's allocator reports, elsewhere the activations held for the backward."""
+    reserved: int | None
+    """Bytes that the allocator took from the device for that, on CUDA only: what nvidia-smi shows, less its context."""
     seconds: list[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def days(self, batch: int) -> float:
+        """Days that one such device takes for 200 epochs of ImageNet, reading images apart."""
+        return self.median / batch * IMAGENET * EPOCHS / 86_400
+
+
+class PaperCost(NamedTuple):
+    """A row of the paper's Table 12, and of its Table 11 where that has it too."""
+
+    batch: int
+    memory: float
+    """GB of all GPUs together."""
+    days: float
+    per_gpu: float | None
+    """GB (Table 11)."""
+    hours: float | None
+
+
+Costs = dict[ObjectiveName, Cost]
 
 
 @in_style
@@ -58,26 +95,36 @@ def cost(
     Args:
         runs: folders of runs whose method, backbone, batch and size are measured.
         out: OUT.png and OUT.svg are written.
-        methods: without runs, which ones; by default mocov2, that of the paper's table.
+        methods: without runs, which ones; by default mocov2, byol and swav, those of the paper's tables.
         backbone: without runs.
-        batch: images a step, without runs.
+        batch: images per step, without runs; the paper has 32 (MoCo), 256 (BYOL) and 64 (SwAV) per GPU.
         size: of the images, without runs.
         rounds: steps of each that are timed, in turn, after one that is not.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
     """
     if rounds < 1 or batch < 2:
         raise ValueError(f"rounds must be at least 1 and batch at least 2, got {rounds} and {batch}")
-    if runs:
-        configs = [run.config for run in open_runs(runs)]
-        setups = [Setup(each["method"], each["backbone"], int(each["batch"]), int(each["size"])) for each in configs]
+    opened = open_runs(runs) if runs else []
+    if opened:
+        setups = [setup_of(run) for run in opened]
     else:
-        setups = [Setup(method, backbone, batch, size) for method in methods or ["mocov2"]]
+        setups = [Setup(method, backbone, batch, size) for method in methods or ["mocov2", "byol", "swav"]]
     setups = list(dict.fromkeys(setups))
     place = pick_device(device)
     with bar("steps", len(setups) * len(OBJECTIVES) * (rounds + 2)) as advance:
         measured = {setup: measure(setup, place, rounds, advance) for setup in setups}
-    show(measured, place)
+    console = Console(highlight=False)
+    for table in (ratios(measured), amounts(measured, place), papers_tables(), recorded(opened)):
+        if table.row_count:
+            console.print(table, "")
     return draw(measured, place, out)
+
+
+def setup_of(run: Run) -> Setup:
+    """What a step of a run is on one device: of a batch that accumulates, one micro-batch."""
+    config = run.config
+    batch = int(config["batch"]) // int(config.get("accumulate") or 1)
+    return Setup(config["method"], config["backbone"], max(2, batch), int(config["size"]))
 
 
 def measure(
@@ -86,93 +133,270 @@ def measure(
     """The cost of each objective; steps are timed in turn, so that what else the machine does meets all of them."""
     torch.manual_seed(0)
     built = backbones.build(setup.backbone, size=setup.size)
-    head = Head(queue_size=max(setup.batch, 4096 // setup.batch * setup.batch))
+    queue_size = max(setup.batch, 4096 // setup.batch * setup.batch) if setup.method not in LARGE_BATCH else None
+    head = Head(queue_size=queue_size, freeze_prototypes=0)
     method = build_method(setup.method, built, head, images=4096, steps=1000, batch=setup.batch).to(device)
+    optimizer = build_optimizer(method, Optimizer(name="lars" if setup.method in LARGE_BATCH else "sgd"), setup.batch)
     first, second = torch.rand(2, setup.batch, 3, setup.size, setup.size, device=device)
     objectives = {name: build_objective(name, Mixing()) for name in OBJECTIVES}
-    held = {}
-    for name, objective in objectives.items():
-        held[name] = peak_activations(method, objective, (first, second))
-        advance(1)
     seconds: dict[ObjectiveName, list[float]] = {name: [] for name in OBJECTIVES}
     for number in range(rounds + 1):
         for name, objective in objectives.items():
-            taken = time_step(method, objective, (first, second), device)
+            wait(device)
+            start = time.perf_counter()
+            take_step(method, optimizer, objective, (first, second))
+            wait(device)
             if number:  # the first warms up
-                seconds[name].append(taken)
+                seconds[name].append(time.perf_counter() - start)
             advance(1)
-    return {name: Cost(held[name], seconds[name]) for name in OBJECTIVES}
+    costs: Costs = {}
+    for name, objective in objectives.items():  # last, when the optimizer has its state
+        if device.type == "cuda":
+            step = partial(take_step, method, optimizer, objective, (first, second))
+            memory, reserved = device_memory(step, device)
+            costs[name] = Cost(memory, reserved, seconds[name])
+        else:
+            costs[name] = Cost(peak_activations(method, objective, (first, second)), None, seconds[name])
+        advance(1)
+    return costs
 
 
-def time_step(
-    method: Method, objective: Objective, views: tuple[torch.Tensor, torch.Tensor], device: torch.device
-) -> float:
-    """Seconds of one step, without optimiser and data."""
-    wait(device)
-    start = time.perf_counter()
+def device_memory(step: Callable[[], None], device: torch.device) -> tuple[int, int]:
+    """The peak that a CUDA device reports for a step: bytes allocated, and bytes that its allocator reserved."""
+    torch.cuda.empty_cache()  # what an earlier step had reserved would count again
+    allocated = peak_memory(step, device)
+    return allocated, torch.cuda.max_memory_reserved(device)
+
+
+def take_step(
+    method: Method, optimizer: torch.optim.Optimizer, objective: Objective, views: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """One step of training, reading images apart."""
     terms = objective.draw(views[0], mixture_generators(0, 0))
     _, targets = backward(method, views, terms)
-    method.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
     method.advance(targets, progress=0.0)
-    wait(device)
-    return time.perf_counter() - start
 
 
-def show(measured: dict[Setup, dict[ObjectiveName, Cost]], device: torch.device) -> None:
-    """The table, on the terminal."""
-    table = Table("measured here", "", "SIM", "BSIM", "WBSIM", "WBSIM / SIM", box=None, padding=(0, 2, 0, 0))
+# --- the paper's ------------------------------------------------------------------------------------------------------
+
+
+def published(method: str) -> dict[ObjectiveName, PaperCost]:
+    """The paper's cost of a method under each objective that its tables have."""
+    per_gpu, total = (table_of(number) for number in (11, 12))
+    found: dict[ObjectiveName, PaperCost] = {}
+    for objective in OBJECTIVES:
+        name = PAPER_NAMES.get(method, "") + SUFFIXES[objective]
+        for _, batch, memory, days in (row for row in total.rows if row[0] == name):
+            known = name in per_gpu.columns
+            found[objective] = PaperCost(
+                int(batch),
+                float(memory),
+                float(days),
+                float(per_gpu.cell("Memory(G)", name)) if known else None,
+                float(per_gpu.cell("Cost (Hour)", name)) if known else None,
+            )
+    return found
+
+
+def table_of(number: int) -> paper.PaperTable:
+    """A table of the paper by its number."""
+    return next(table for tables in paper.tables().values() for table in tables if table.number == number)
+
+
+def paper_ratios(costs: dict[ObjectiveName, PaperCost], objective: ObjectiveName) -> tuple[float | None, float | None]:
+    """Memory and time of an objective relative to SIM; None where the paper has none, or of another batch."""
+    if objective not in costs:
+        return None, None
+    this, base = costs[objective], costs["sim"]
+    return this.memory / base.memory if this.batch == base.batch else None, this.days / base.days
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def new_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position < 2 else "right")
+    return table
+
+
+def ratios(measured: dict[Setup, Costs]) -> Table:
+    """What can be compared: each objective relative to SIM, here and in the paper."""
+    table = new_table(
+        "Relative to SIM: here and in the paper", "method", "", "memory, here", "paper", "time, here", "paper"
+    )
     for setup, costs in measured.items():
-        what = f"{setup.method}, {setup.backbone}, batch {setup.batch}, {setup.size} px, {device.type}"
-        held = [costs[name].activations for name in OBJECTIVES]
-        table.add_row(what, "activations held", *(f"{each / 1e6:.0f} MB" for each in held), f"{held[2] / held[0]:.2f}")
-        medians = [statistics.median(costs[name].seconds) for name in OBJECTIVES]
-        spans = [
-            f"{m:.3g} s ({min(costs[n].seconds):.3g} – {max(costs[n].seconds):.3g})"
-            for m, n in zip(medians, OBJECTIVES, strict=True)
-        ]
-        table.add_row("", "a step, median (span)", *spans, f"{medians[2] / medians[0]:.2f}")
-    for name, row in published().items():
-        table.add_row("the paper's Table 11, MoCo, 8 V100", name, *row, f"{float(row[2]) / float(row[0]):.2f}")
-    Console(highlight=False).print(table)
+        theirs = published(setup.method)
+        for objective in OBJECTIVES[1:]:
+            memory, days = paper_ratios(theirs, objective)
+            table.add_row(
+                setup.method if objective == "bsim" else "",
+                objective.upper(),
+                f"{costs[objective].memory / costs['sim'].memory:.2f}",
+                "-" if memory is None else f"{memory:.2f}",
+                f"{costs[objective].median / costs['sim'].median:.2f}",
+                "-" if days is None else f"{days:.2f}",
+            )
+    table.caption = (
+        "-: the paper has none, or of another batch size (BYOL-WBSIM: 1024). The paper holds the activations of both "
+        "terms of WBSIM at once; here one goes backward before the other is computed."
+    )
+    table.caption_justify = "left"
+    return table
 
 
-def published() -> dict[str, tuple[str, str, str]]:
-    """The paper's cost table: SIM, BSIM and WBSIM of MoCo."""
-    table = paper.tables()["tab:moco-mem-cost"][0]
-    return {row[0]: (row[1], row[2], row[3]) for row in table.rows}
+def amounts(measured: dict[Setup, Costs], device: torch.device) -> Table:
+    """What was measured here."""
+    memory = "peak (reserved)" if device.type == "cuda" else "activations held"
+    kind = "GPU" if device.type == "cuda" else device.type.upper()
+    table = new_table(
+        f"Measured here, on one {device_name(device)}",
+        *("method", "", "batch", memory, "step", "range", f"{kind} days"),
+    )
+    for setup, costs in measured.items():
+        for objective, what in zip(OBJECTIVES, (setup.method, setup.backbone, f"{setup.size} px"), strict=True):
+            each = costs[objective]
+            table.add_row(
+                what,
+                objective.upper(),
+                str(setup.batch),
+                size(each.memory) + ("" if each.reserved is None else f" ({size(each.reserved)})"),
+                f"{each.median:.3g} s",
+                f"{min(each.seconds):.3g} – {max(each.seconds):.3g}",
+                f"{each.days(setup.batch):.3g}",
+            )
+    of = "what the device reports" if device.type == "cuda" else "counted, without weights: not what a GPU reports"
+    table.caption = (
+        f"Memory: {of}. Step: the median, with the optimizer and without reading images. {kind} days: of 200 epochs of "
+        "ImageNet. Other than ratios, nothing here compares with the paper's V100s"
+        + (" unless this is one." if device.type == "cuda" else ".")
+    )
+    table.caption_justify = "left"
+    return table
 
 
-def draw(measured: dict[Setup, dict[ObjectiveName, Cost]], device: torch.device, out: Path) -> list[Path]:
-    """Bars of both, each setup relative to its own SIM, and the paper's ratios beside them."""
-    figure = new_figure(9, 1.1 + 0.9 * (len(measured) + 1))
+def papers_tables() -> Table:
+    """Both of the paper's tables, joined."""
+    table = new_table(
+        "The paper's Tables 11 and 12, 200 epochs of ImageNet on V100s",
+        *("method", "", "batch", "all GPUs", "GPU days", "each GPU", "hours"),
+    )
+    for name, method in (("MoCo", "mocov2"), ("BYOL", "byol"), ("SwAV", "swav")):
+        for objective, row in published(method).items():
+            table.add_row(
+                name if objective == "sim" else "",
+                objective.upper(),
+                str(row.batch),
+                f"{row.memory:g} GB",
+                f"{row.days:g}",
+                "-" if row.per_gpu is None else f"{row.per_gpu:g} GB",
+                "-" if row.hours is None else f"{row.hours:g}",
+            )
+    table.caption = (
+        "8 V100-32G, SwAV 64 V100-16G. BYOL's 4096 are two accumulated batches of 2048. SwAV's days are those of its "
+        "published run with multi-crop, which mixview has not."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def recorded(runs: list[Run]) -> Table:
+    """What the runs themselves took, wherever they ran."""
+    table = new_table("Recorded by the runs, images and evaluations included", "run", "", "batch", "step")
+    for run in runs:
+        steps = run.status.get("step")
+        if run.seconds and steps:
+            method, objective = run.config["method"], run.config["objective"]
+            table.add_row(run.name, f"{method}, {objective}", str(run.config["batch"]), f"{run.seconds / steps:.3g} s")
+    return table
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+
+
+# --- figure -----------------------------------------------------------------------------------------------------------
+
+
+class Bar(NamedTuple):
+    """One bar: its length, None for none, and what stands beside it."""
+
+    ratio: float | None
+    text: str
+
+
+def draw(measured: dict[Setup, Costs], device: torch.device, out: Path) -> list[Path]:
+    """Memory and time relative to SIM, each setup above the paper's row of the same method, which is hatched."""
+    rows = [row for setup, costs in measured.items() for row in rows_of(setup, costs, device)]
+    figure = new_figure(10, 1.3 + 0.75 * len(rows))
     panels = figure.subplots(1, 2)
-    rows = [f"{s.method}, {s.backbone}\nbatch {s.batch}, {s.size} px" for s in measured] + ["the paper's\nMoCo, 8 V100"]
-    for axes, title, which, key in (
-        (panels[0], "Memory held for the backward, SIM = 1", "activations", "Memory(G)"),
-        (panels[1], "Time of a step, SIM = 1", "seconds", "Cost (Hour)"),
+    memory = "peak on the device" if device.type == "cuda" else "activations held"
+    for axes, title, which in (
+        (panels[0], f"Memory ({memory}), SIM = 1", 0),
+        (panels[1], "Time, SIM = 1", 1),
     ):
-        printed = [float(value) for value in published()[key]]
-        for place, name in enumerate(OBJECTIVES):
-            heights, texts = [], []
-            for costs in measured.values():
-                value, base = (amount(costs[each], which) for each in (name, "sim"))
-                heights.append(value / base)
-                texts.append(f"{value / 1e6:.0f} MB" if which == "activations" else f"{value:.3g} s")
-            heights.append(printed[place] / printed[0])
-            texts.append(f"{printed[place]:g} " + ("GB" if which == "activations" else "h"))
-            at = np.arange(len(rows)) + 0.26 * (place - 1)
-            bars = axes.barh(at, heights, 0.24, color=COLOURS[place], label=name.upper())
-            bars.patches[-1].set(hatch="///", edgecolor="white")
-            axes.bar_label(bars, texts, padding=3, fontsize=7)
-        axes.set_yticks(range(len(rows)), rows if which == "activations" else [""] * len(rows))
-        axes.set_xlim(0, 1.25 * axes.get_xlim()[1])
-        axes.invert_yaxis()
+        draw_bars(axes, [(bars[which], hatched) for _, bars, hatched in rows])
+        axes.set_yticks(range(len(rows)), [label for label, _, _ in rows] if which == 0 else [""] * len(rows))
         axes.set_title(title)
-    title = f"measured on this machine ({device.type}); hatched: the paper's"
+    title = f"solid: measured here, on one {device_name(device)}; hatched: the paper's, on V100s. Only ratios compare."
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, title=title, title_fontsize=8)
+    figure.legend(handles[:3], names[:3], loc="outside lower center", ncols=3, title=title, title_fontsize=8)
     return save(figure, out)
 
 
-def amount(cost: Cost, which: str) -> float:
-    return float(cost.activations) if which == "activations" else statistics.median(cost.seconds)
+def rows_of(setup: Setup, costs: Costs, device: torch.device) -> list[tuple[str, tuple[list[Bar], list[Bar]], bool]]:
+    """The row of a setup and the paper's of its method: a label, bars of memory and time, whether it is the paper's."""
+    base, batch = costs["sim"], setup.batch
+    memory = [Bar(costs[each].memory / base.memory, size(costs[each].memory)) for each in OBJECTIVES]
+    times = [
+        f"{costs[each].days(batch):.3g} GPU days" if device.type == "cuda" else f"{costs[each].median:.3g} s per step"
+        for each in OBJECTIVES
+    ]
+    spent = [Bar(costs[each].median / base.median, text) for each, text in zip(OBJECTIVES, times, strict=True)]
+    rows = [(f"{setup.method}, {setup.backbone}\nbatch {batch}, {setup.size} px", (memory, spent), False)]
+    if theirs := published(setup.method):
+        name, devices = PAPER_NAMES[setup.method], 64 if setup.method == "swav" else 8
+        where = "Table 12" if theirs["sim"].per_gpu is None else "Tables 11, 12"
+        bars = [paper_bars(theirs, objective, devices) for objective in OBJECTIVES]
+        label = f"the paper's {name} ({where})\nbatch {theirs['sim'].batch}, {devices} V100s"
+        rows.append((label, ([each[0] for each in bars], [each[1] for each in bars]), True))
+    return rows
+
+
+def paper_bars(costs: dict[ObjectiveName, PaperCost], objective: ObjectiveName, devices: int) -> tuple[Bar, Bar]:
+    """The paper's memory and time of an objective."""
+    if objective not in costs:
+        return Bar(None, "not in the paper"), Bar(None, "not in the paper")
+    row, (memory, days) = costs[objective], paper_ratios(costs, objective)
+    held = f"{row.memory:g} GB" + ("" if row.per_gpu is None else f" = {devices} × {row.per_gpu:g}")
+    held += "" if memory is not None else f" at batch {row.batch}: no ratio"
+    spent = f"{row.days:g} GPU days" + ("" if row.hours is None else f", {row.hours:g} h")
+    return Bar(memory, held), Bar(days, spent)
+
+
+def draw_bars(axes: Axes, rows: list[tuple[list[Bar], bool]]) -> None:
+    """Three bars per row, with ratio and amount beside each."""
+    for place, name in enumerate(OBJECTIVES):
+        at = np.arange(len(rows)) + 0.27 * (place - 1)
+        bars = axes.barh(
+            at, [bars[place].ratio or 0.0 for bars, _ in rows], 0.25, color=COLOURS[place], label=name.upper()
+        )
+        for patch, y, (each, hatched) in zip(bars.patches, at, rows, strict=True):
+            if hatched:
+                patch.set(hatch="////", edgecolor="white", linewidth=0)
+            ratio, text = each[place]
+            shown = text if ratio is None else f"{ratio:.2f}  ({text})"
+            axes.annotate(
+                *(shown, (ratio or 0.0, y), (3, 0)),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+                color="black" if ratio else PALE,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )
+    axes.axvline(1, color=PALE, linewidth=0.6, zorder=0)
+    axes.set_xlim(0, 1.5 * max(bar.ratio or 0.0 for bars, _ in rows for bar in bars))
+    axes.invert_yaxis()
