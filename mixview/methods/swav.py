@@ -150,7 +150,9 @@ class SwAV(Method):
         """
         everything = gather(z)
         if self.queues and self.queued == self.queue_size:
-            everything = torch.cat([everything, self.queues[view].keys.to(z.dtype)])
+            queue = self.queues[view]
+            assert isinstance(queue, KeyQueue)
+            everything = torch.cat([everything, queue.keys.to(z.dtype)])
         with torch.autocast(z.device.type, enabled=False):  # epsilon would blow up what half precision rounds
             scores = F.linear(everything, self.prototypes.weight.to(z.dtype))
         return sinkhorn(scores, self.epsilon, self.iterations)[own_rows(len(z))]
@@ -158,7 +160,7 @@ class SwAV(Method):
     @property
     def frozen(self) -> tuple[nn.Parameter, ...]:
         """The prototypes, at first."""
-        return (self.prototypes.weight,) if self.steps < self.freeze_steps else ()
+        return tuple(self.prototypes.parameters()) if self.steps < self.freeze_steps else ()
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
