@@ -216,19 +216,19 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-# --- without batch norm -----------------------------------------------------------------------------------------------
+# --- two processes against one ----------------------------------------------------------------------------------------
 
 
 def build_plain_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
-    """In place of `build_method`: heads without batch norm, which would make ranks differ from groups."""
+    """In place of `build_method`: tiny heads, with batch norm only where the backbone has it."""
     torch.manual_seed(0)
     if name == "mocov2":
         return moco_v2(encoder(False), WIDTH, dim=5, queue_size=256, momentum=0.9)
-    return METHODS[name](False)
+    return METHODS[name](any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.encoder.modules()))
 
 
 def run_plain(many: list[dict[str, Any]], variables: dict[str, str], log: str) -> None:
-    """What a started process does: these runs one after the other, without batch norm anywhere."""
+    """What a started process does: these runs one after the other, of methods that `build_plain_method` builds."""
     from mixview.train import pretraining
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

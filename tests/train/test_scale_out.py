@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mixview.train.optimisers import Optimizer
 from mixview.train.run_folder import RunFolder, read_metrics
@@ -30,14 +31,19 @@ from tests.train.running import (
 
 OBJECTIVES = ("sim", "bsim", "wbsim")
 CASES = [(method, objective) for method in METHOD_NAMES for objective in OBJECTIVES]
+NORM = {
+    "simclr": "2 in encoder, 2 in projector",
+    "byol": "3 in online, 1 in predictor, 3 in target",
+    "simsiam": "4 in online, 1 in predictor",
+}
 
 
-def plain(folder: Path, method: str, objective: str, **options: Any) -> dict[str, Any]:
-    """A run of four steps of 128 images, which are two groups of 64, without batch norm."""
+def plain(folder: Path, method: str, objective: str, *, norm: bool = False, **options: Any) -> dict[str, Any]:
+    """A run of four steps of 128 images, which are two groups of 64, with batch norm or without."""
     settings = {"batch": 128, "optimizer": Optimizer(name="sgd", lr=0.05), "epochs": 4}
     return tiny(
-        folder / f"{method}-{objective}",
-        backbone="tests.train.running:plain_backbone",
+        folder / f"{method}-{objective}{'-norm' if norm else ''}",
+        backbone=f"tests.train.running:{'backbone' if norm else 'plain_backbone'}",
         method=method,
         objective=objective,
         data_options={"count": 128, "size": 16},
@@ -51,7 +57,9 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("curves")
     port = free_port()
     two = [plain(folder / "two", *case, devices=2, accelerator="cpu") for case in CASES]
+    two += [plain(folder / "two", method, "wbsim", norm=True, devices=2, accelerator="cpu") for method in NORM]
     one = [plain(folder / "one", *case, mixing=Mixing(mix_groups=2)) for case in CASES]
+    one += [plain(folder / "one", method, "wbsim", norm=True, mixing=Mixing(mix_groups=2)) for method in NORM]
     jobs = [(two, torchrun_variables(rank, 2, port), str(folder / f"log.{rank}")) for rank in range(2)]
     jobs.append((one, {}, str(folder / "log")))
     processes = [context.Process(target=run_plain, args=job) for job in jobs]
@@ -74,6 +82,16 @@ def test_two_processes_make_the_loss_curve_of_one_with_two_groups(
     assert [each["loss"] for each in two] == pytest.approx([each["loss"] for each in one], rel=2e-5)
     assert [each["lr"] for each in two] == [each["lr"] for each in one]
     assert len({each["loss"] for each in one}) == 4
+
+
+@pytest.mark.parametrize("method", NORM)
+def test_two_processes_make_the_weights_of_one_with_batch_norm(method: str, curves: tuple[Path, Path]) -> None:
+    """Statistics of every network are of both processes' images, and the run says so."""
+    two, one = (last_state(folder / f"{method}-wbsim-norm")[0]["method"] for folder in curves)
+    assert any(key.endswith("running_var") for key in one)
+    torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-5)
+    said = " ".join((curves[0].parent / "log.0").read_text().split())
+    assert f"Batch norm is synchronized over 2 processes: {NORM[method]}." in said
 
 
 @pytest.fixture(scope="module")
