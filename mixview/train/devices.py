@@ -57,6 +57,11 @@ def make_fabric(
         )
 
 
+def grad_scaler(fabric: Fabric) -> torch.amp.GradScaler | None:
+    """What scales the loss so that fp16 gradients do not vanish; None in other precisions."""
+    return getattr(fabric.strategy.precision, "scaler", None)
+
+
 def agree_on_checkpoint(fabric: Fabric, step: int, out: str) -> None:
     """Refuse to go on where processes see different checkpoints: `step` is this one's, -1 for none."""
     last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")

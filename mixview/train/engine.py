@@ -19,6 +19,7 @@ from mixview.methods.simclr import SimCLR
 from mixview.mixing import mixture_generators, strength_at
 from mixview.objective import Objective, Term
 from mixview.train.checkpoints import CheckpointError
+from mixview.train.devices import grad_scaler
 from mixview.train.optimisers import Optimizer, set_learning_rate
 from mixview.train.stopping import Stopping
 
@@ -91,7 +92,10 @@ class Engine:
         loss, targets = self.accumulate_gradient(first, second)
         self.finite &= torch.isfinite(loss)
         if self.settings.clip is not None:
-            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=self.settings.clip)
+            # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
+            self.fabric.clip_gradients(
+                self.module, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.advance(*targets, progress=self.step / self.steps)
@@ -170,7 +174,7 @@ class Engine:
 
     def state(self) -> dict[str, Any]:
         """Everything that a run needs to go on as if nothing had happened."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        scaler = grad_scaler(self.fabric)
         return {
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -188,7 +192,7 @@ class Engine:
                 f"the checkpoint does not fit this {type(self.method).__name__}: it is of another method, backbone or "
                 "optimiser; put back the run's own, or start a new run with another --out"
             ) from error
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        scaler = grad_scaler(self.fabric)
         if scaler is not None and state["scaler"] is not None:
             scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])

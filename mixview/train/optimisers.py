@@ -237,14 +237,18 @@ def predictor_apart(method: Method, settings: Optimizer) -> list[nn.Parameter]:
     return list(predictor.parameters())
 
 
-def build_optimizer(method: Method, settings: Optimizer, batch: int, *, fused: bool = True) -> torch.optim.Optimizer:
+def build_optimizer(
+    method: Method, settings: Optimizer, batch: int, *, fused: bool = True, scaled: bool = False
+) -> torch.optim.Optimizer:
     """The optimiser of everything in `method` that takes a gradient.
 
     Args:
         batch: images a step, over all processes and micro-batches.
-        fused: one kernel for all tensors, where torch has one for their device. Switch it off to clip gradients under
-            fp16: a fused optimiser undoes the loss scale inside its step, too late to clip.
+        fused: one kernel for all tensors, where torch has one for their device.
+        scaled: whether gradients are scaled (fp16). A fused optimizer undoes the scale inside its step, too late to
+            clip, so clipping then takes one that is not fused.
     """
+    fused = fused and not (scaled and settings.clip is not None)
     groups = parameter_groups(method, settings, batch)
     if settings.name == "lars":
         return LARS(groups, lr=groups[0]["lr"], momentum=settings.momentum)

@@ -23,7 +23,7 @@ from mixview.export import save_encoder
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
+from mixview.train.devices import Precision, agree_on_checkpoint, grad_scaler, make_fabric
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
@@ -260,7 +260,8 @@ class Pretraining:
         )
         channels_last = self.channels_last and stands_channels_last(method.encoder, self.channels, self.size)
         notes = [*backbone.notes, *notes, *self.adapt(fabric, method, channels_last)]
-        module, optimizer = fabric.setup(method, build_optimizer(method, self.optimizer, self.batch))
+        scaled = grad_scaler(fabric) is not None
+        module, optimizer = fabric.setup(method, build_optimizer(method, self.optimizer, self.batch, scaled=scaled))
         engine = Engine(
             fabric=fabric,
             module=module,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mixview.data.loading import Batches
 from mixview.train.checkpoints import CheckpointError, Checkpoints
+from mixview.train.devices import grad_scaler
 from mixview.train.engine import refuse_non_finite, step_seed
 from mixview.train.journal import Journal
 from mixview.train.progress import Progress
@@ -126,7 +127,7 @@ class SupervisedEngine(ABC):
 
     def state(self) -> dict[str, Any]:
         """Everything that a run needs to resume as if nothing had happened."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        scaler = grad_scaler(self.fabric)
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -144,7 +145,7 @@ class SupervisedEngine(ABC):
                 f"the checkpoint does not fit this {type(self.network).__name__}: it is of another encoder or other "
                 "settings; put back the run's own, or start a new one with another --out"
             ) from error
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
+        scaler = grad_scaler(self.fabric)
         if scaler is not None and state["scaler"] is not None:
             scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])
