@@ -18,7 +18,7 @@ class SavedBytes:
     def __init__(self, method: nn.Module) -> None:
         self.holders: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
-        self.ignored = {tensor.untyped_storage().data_ptr() for tensor in (*method.parameters(), *method.buffers())}
+        self.ignored = {key_of(tensor) for tensor in (*method.parameters(), *method.buffers())}
         self.peak = 0
 
     def __enter__(self) -> Self:
@@ -32,12 +32,11 @@ class SavedBytes:
         self.hooks.__exit__(kind, error, trace)
 
     def pack(self, tensor: Tensor) -> Any:
-        storage = tensor.untyped_storage()
+        key = key_of(tensor)
         held = Held(tensor)
-        if storage.data_ptr() not in self.ignored:
-            key = storage.data_ptr()
+        if key not in self.ignored:
             self.holders[key] = self.holders.get(key, 0) + 1
-            self.sizes[key] = storage.nbytes()
+            self.sizes[key] = tensor.untyped_storage().nbytes()
             self.peak = max(self.peak, sum(self.sizes.values()))
             weakref.finalize(held, self.release, key)
         return held
@@ -46,6 +45,11 @@ class SavedBytes:
         self.holders[key] -= 1
         if not self.holders[key]:
             del self.holders[key], self.sizes[key]
+
+
+def key_of(tensor: Tensor) -> int:
+    """The identity of its storage, on the meta device too, where no storage has an address."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 class Held:

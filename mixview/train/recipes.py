@@ -1,6 +1,7 @@
 """Recipes: named settings, one file each. A recipe says what it changes of its `base`, so that no two are copies."""
 
 import difflib
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,14 +9,35 @@ from typing import Any, NamedTuple
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 
+class Hardware(NamedTuple):
+    """The devices that a recipe is made for."""
+
+    devices: int
+    name: str
+    gigabytes: int
+    """Memory of each device."""
+
+
 class Recipe(NamedTuple):
     """A recipe, with everything that its bases say."""
 
     name: str
     about: dict[str, str]
-    """what, cost, paper: for people."""
+    """what, cost, paper: for people; hardware, such as 8 × V100-32GB, which is its base's where it says nothing."""
     settings: dict[str, Any]
     """Fields of `mixview.train.pretraining.Pretraining`, or of `mixview.detection.judging.Detection`."""
+
+    @property
+    def hardware(self) -> Hardware | None:
+        """What it is made for, if it says so."""
+        if "hardware" not in self.about:
+            return None
+        found = re.fullmatch(r"(\d+) × (\S+)-(\d+)GB", self.about["hardware"])
+        if found is None:
+            raise ValueError(
+                f"the recipe {self.name} names the hardware {self.about['hardware']!r}: write it as 8 × V100-32GB"
+            )
+        return Hardware(int(found[1]), found[2], int(found[3]))
 
 
 DETECTION = "detection/"
@@ -42,10 +64,10 @@ def read(name: str) -> Recipe:
             raise ValueError(f"the recipe {base} holds no settings: it should be lines such as `method: mocov2`")
         chain.append((base, content))
         base = content.pop("base", None)
-    about: dict[str, str] = chain[0][1].get("about", {})
+    about: dict[str, str] = {}
     settings: dict[str, Any] = {}
     for _, content in reversed(chain):
-        content.pop("about", None)
+        about = {key: text for key, text in about.items() if key == "hardware"} | content.pop("about", {})
         merge(settings, content)
     return Recipe(name, about, settings)
 

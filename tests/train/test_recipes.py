@@ -30,7 +30,7 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
 @pytest.mark.parametrize("name", recipes.names())
 def test_a_recipe_says_what_it_is_and_sets_what_can_be_set(name: str) -> None:
     recipe = recipes.read(name)
-    assert set(recipe.about) == {"what", "cost", "paper"}
+    assert set(recipe.about) - {"hardware"} == {"what", "cost", "paper"}
     assert set(recipe.settings) <= {field.name for field in fields(Pretraining)}
     text = recipes.text_of(name)
     assert text.startswith(f"# {recipe.about['what'].split(',')[0]}")
@@ -44,6 +44,8 @@ def test_published_settings() -> None:
     assert simclr["optimizer"]["warmup_epochs"] == 10
     byol = recipes.read("paper/byol-wbsim-300").settings
     assert (byol["batch"], byol["epochs"], byol["optimizer"]["lr"]) == (4096, 300, 3.2)
+    wbsim = recipes.read("paper/byol-wbsim").settings  # the paper's cost table has a batch size of its own
+    assert (wbsim["batch"], wbsim["accumulate"], wbsim["optimizer"]["lr"]) == (1024, 1, 0.2 * 1024 / 256)
     assert byol["optimizer"]["weight_decay"] == 1.5e-6
     v1 = recipes.read("paper/mocov1").settings
     assert v1["optimizer"]["milestones"] == [120, 160]
@@ -92,6 +94,17 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     settings = recipes.read(str(own)).settings
     assert settings["epochs"] == 7
     assert settings["head"] == {"temperature": 0.2, "momentum": 0.999, "queue_size": 65536, "dim": 64}
+
+
+def test_hardware_is_the_bases_unless_a_recipe_names_its_own(tmp_path: Path) -> None:
+    assert recipes.read("paper/byol-wbsim-300").hardware == recipes.Hardware(8, "V100", 32)
+    assert recipes.read("relatives/swav").hardware == recipes.Hardware(64, "V100", 16)
+    assert recipes.read("small/demo").hardware is None
+    own = tmp_path / "mine.yaml"
+    own.write_text('base: paper/mocov2\nabout: {hardware: "2 GPUs"}\n')
+    assert set(recipes.read(str(own)).about) == {"hardware"}
+    with pytest.raises(ValueError, match=r"names the hardware '2 GPUs': write it as 8 × V100-32GB"):
+        assert recipes.read(str(own)).hardware
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -1,0 +1,163 @@
+"""How much memory a device needs for a run, computed without running it: any batch, any number of devices, no GPU.
+
+    step_memory(settings, devices=8, images=1_281_167).total      # bytes per device
+
+The encoder goes forward once, on the meta device, to see what autograd would save of an image. The method then takes a
+step on the CPU around a stand-in that computes nothing and saves as much, so that the passes that are alive at the same
+time are the method's own.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mixview import backbones
+from mixview.train.activations import SavedBytes, peak_activations
+from mixview.train.optimisers import build_optimizer
+from mixview.train.settings import build_method, build_objective
+
+if TYPE_CHECKING:
+    from mixview.train.pretraining import Pretraining
+
+RESERVE = 2_500_000_000
+"""Bytes for what is not a tensor: the CUDA context, workspaces of cuDNN and NCCL, gaps between allocations.
+
+Chosen by the paper's cost table: MoCo takes 5.5 GiB per GPU there, of which tensors explain 3.2.
+"""
+
+
+FEW = 16
+"""Images of the step that is counted: heads and losses hold as much for each further one."""
+
+
+class Memory(NamedTuple):
+    """What a device holds at the worst moment of a step, in bytes."""
+
+    weights: int
+    """Parameters and buffers of all networks, target and queue included; half-precision copies in mixed precision."""
+    gradients: int
+    """Gradients; twice with several devices, where they also lie in the buckets that are sent."""
+    optimizer: int
+    """State of the optimizer."""
+    views: int
+    """The two views of the device's part of a batch."""
+    activations: int
+    """What autograd holds for the backward of one micro-batch."""
+    reserve: int = RESERVE
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self)
+
+
+def step_memory(settings: "Pretraining", *, devices: int, images: int, joint: bool = False) -> Memory:
+    """The memory that each device needs for a run with these settings.
+
+    Args:
+        settings: of the run; `batch` and `size` are numbers.
+        devices: how many share a batch.
+        images: how many there are to learn from; a short queue depends on it.
+        joint: all terms go backward together, as in the paper's own code, instead of one at a time.
+    """
+    if settings.batch == "auto" or settings.size is None:
+        raise ValueError(f"the memory depends on the batch and the size of views: {settings.batch}, {settings.size}")
+    batch, size = settings.batch, settings.size
+    cost = encoder_cost(settings.backbone, size, settings.channels, settings.stem)
+    backbone = backbones.Backbone(StandIn(cost), cost.feature_dim, notes=(), spec={})
+    method = build_method(
+        settings.method,
+        backbone,
+        settings.head,
+        images=images,
+        steps=settings.epochs * (images // batch),
+        batch=batch,
+        objective=settings.objective,
+    )
+    per_device = batch // devices
+    micro_batch = -(-per_device // settings.accumulate)
+    tiny = torch.zeros(2, min(micro_batch, FEW), settings.channels, 8, 8)
+    objective = build_objective(settings.objective, settings.mixing)
+    held = peak_activations(method, objective, (tiny[0], tiny[1]), joint=joint)
+    activations = held * micro_batch // tiny.shape[1]
+    method.to("meta")
+    trained = [weight for weight in method.parameters() if weight.requires_grad]
+    optimizer = build_optimizer(method, settings.optimizer, batch)
+    for weight in trained:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    mixed = settings.precision != "32-true"
+    weights = size_of(*method.parameters(), *method.buffers())
+    return Memory(
+        weights=weights + (weights // 2 if mixed else 0),
+        gradients=size_of(*trained) * (2 if devices > 1 else 1),
+        optimizer=size_of(*state),
+        views=2 * per_device * settings.channels * size * size * 4,
+        activations=activations // 2 if mixed else activations,
+    )
+
+
+def size_of(*tensors: Tensor) -> int:
+    """Their bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+class EncoderCost(NamedTuple):
+    """What there is to know of an encoder in order to stand in for it."""
+
+    feature_dim: int
+    matrices: int
+    vectors: int
+    """Numbers in its parameters: matrices, and norm layers and biases, which optimizers treat in another way."""
+    buffers: int
+    saved: int
+    """Bytes that autograd holds of one image for the backward, the image included."""
+
+
+@lru_cache(maxsize=16)
+def encoder_cost(name: str, size: int, channels: int, stem: Any) -> EncoderCost:
+    """Counted in one forward pass on the meta device."""
+    backbone = backbones.build(name, size=size, channels=channels, stem=stem)
+    encoder = backbone.encoder.to("meta").train()
+    count = 4  # a batch norm's statistics, saved once however many images there are, are next to nothing
+    with SavedBytes(encoder) as saved:
+        encoder(torch.empty(count, channels, size, size, device="meta"))
+    return EncoderCost(
+        backbone.feature_dim,
+        sum(weight.numel() for weight in encoder.parameters() if weight.ndim > 1),
+        sum(weight.numel() for weight in encoder.parameters() if weight.ndim <= 1),
+        sum(buffer.numel() for buffer in encoder.buffers()),
+        saved.peak // count,
+    )
+
+
+class StandIn(nn.Module):
+    """An encoder that has as many weights as another and saves as much for the backward, all on the meta device."""
+
+    def __init__(self, cost: EncoderCost) -> None:
+        super().__init__()
+        self.feature_dim = cost.feature_dim
+        self.saved = cost.saved
+        self.matrices = nn.Parameter(torch.empty(cost.matrices, 1, device="meta"))
+        self.vectors = nn.Parameter(torch.empty(cost.vectors, device="meta"))
+        self.register_buffer("statistics", torch.empty(cost.buffers, device="meta"))
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = SaveOnly.apply(images, self.matrices, self.saved, self.feature_dim)
+        return features
+
+
+class SaveOnly(torch.autograd.Function):
+    """Features of zeros, for which so many bytes of each image are saved."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weights: Tensor, saved: int, feature_dim: int) -> Tensor:
+        ctx.save_for_backward(torch.empty(len(images), saved, dtype=torch.uint8, device="meta"))
+        return images.new_zeros(len(images), feature_dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        return None, None, None, None
