@@ -1,8 +1,10 @@
 """What WBSIM holds for the backward: peak bytes of saved activations under SIM, BSIM and WBSIM, counted by hooks.
 
     python benchmarks/memory.py [--batch 4] [--size 224]
+    python benchmarks/memory.py --recipes
 
 ResNet-50. "joint" sums the terms before it goes backward, as the paper did; "sequential" is `mixview.methods.backward`.
+With --recipes: the memory per device that each published recipe is estimated to need, beside what its hardware has.
 The paper's cost table has 5.5 / 5.5 / 8.2 GB for MoCo, MoCo-BSIM and MoCo-WBSIM, a ratio of 1.49.
 """
 
@@ -15,7 +17,10 @@ from torchvision.models import resnet50
 
 from mixview import CutMix, bsim, sim, wbsim
 from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v2
+from mixview.train import recipes
 from mixview.train.activations import peak_activations
+from mixview.train.memory import step_memory
+from mixview.train.pretraining import from_plain
 
 
 def encoder() -> nn.Module:
@@ -33,11 +38,25 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 
 
+def show_recipes() -> None:
+    """One line for each recipe that names its hardware."""
+    for name in recipes.names():
+        recipe = recipes.read(name)
+        if recipe.hardware is None:
+            continue
+        memory = step_memory(from_plain(recipe.settings), devices=recipe.hardware.devices, images=1_281_167)
+        print(f"{name:28} {memory.total / 1e9:6.1f} GB per device, for {recipe.about['hardware']}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--recipes", action="store_true")
     options = parser.parse_args()
+    if options.recipes:
+        show_recipes()
+        return
     views = torch.rand(2, options.batch, 3, options.size, options.size).unbind()
     mixer = CutMix(per_sample=True)
     print(f"peak of saved activations in MB, ResNet-50, batch {options.batch}, {options.size} px")

@@ -220,15 +220,23 @@ def lines(path: Path) -> int:
 
 
 def build_plain_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
-    """In place of `build_method`: tiny heads, with batch norm only where the backbone has it."""
+    """In place of `build_method`: without batch norm, which would make ranks differ from groups."""
     torch.manual_seed(0)
     if name == "mocov2":
         return moco_v2(encoder(False), WIDTH, dim=5, queue_size=256, momentum=0.9)
-    return METHODS[name](any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.encoder.modules()))
+    return METHODS[name](False)
+
+
+def build_tiny_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
+    """In place of `build_method`: with batch norm in all networks where the backbone has it, else in none."""
+    if not any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.encoder.modules()):
+        return build_plain_method(name, backbone, head)
+    torch.manual_seed(0)
+    return METHODS[name](True)
 
 
 def run_plain(many: list[dict[str, Any]], variables: dict[str, str], log: str) -> None:
-    """What a started process does: these runs one after the other, of methods that `build_plain_method` builds."""
+    """What a started process does: these runs one after the other, of methods that `build_tiny_method` builds."""
     from mixview.train import pretraining
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -236,6 +244,6 @@ def run_plain(many: list[dict[str, Any]], variables: dict[str, str], log: str) -
     os.dup2(output, 2)
     os.environ.update(variables)
     torch.set_num_threads(1)
-    pretraining.build_method = build_plain_method  # type: ignore[assignment]
+    pretraining.build_method = build_tiny_method  # type: ignore[assignment]
     for options in many:
         Pretraining(**options).run()
