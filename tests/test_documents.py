@@ -3,6 +3,7 @@
 Shell blocks are run by tests/test_documented_commands.py.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -74,3 +75,40 @@ def test_make_targets_in_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?<!data )\bmake ([a-z-]+)", (ROOT / "README.md").read_text()):
         assert f"\n{target}:" in makefile, target
+
+
+PER_BATCH = {
+    ("ablations", "one λ a batch"),
+    ("ablations", "α 0.01, one λ a batch"),
+    ("collapse", "one λ a batch"),
+    ("relatives", "Un-Mix"),
+}
+"""The mixtures of the committed studies that have the paper's one λ per batch."""
+
+
+def test_documents_say_that_the_study_has_one_lam_per_image() -> None:
+    """The paper has one per batch: wherever BSIM is shown behind SIM, this is said, with the exceptions."""
+    found = set()
+    for path in sorted((ROOT / "study").glob("*/*.json")):
+        result = json.loads(path.read_text())
+        if result["settings"].get("objective", "sim") != "sim" and not result["settings"]["mixing.per_sample"]:
+            found.add((path.parent.name, result["objective"]))
+    assert found == PER_BATCH
+    readme = (ROOT / "README.md").read_text().partition("## Does mixing pay?")[2].partition("\n## ")[0]
+    assert "All mixtures in these tables have one λ per image, where the paper draws one λ per batch" in readme
+    assert "BSIM is behind SIM here with one λ per image" in readme
+    study = (ROOT / "docs" / "study.md").read_text()
+    compared = " ".join(study.partition("## What is compared")[2].partition("\n## ")[0].split())
+    assert "**One λ per image, not the paper's one λ per batch.**" in compared
+    for name, row in PER_BATCH:
+        assert f"`{name}`" in compared
+        assert row in compared
+    sections = study.partition("## What was found")[2].partition("\n## ")[0].split("\n### ")
+    assert len(sections) == 10
+    for section in sections:
+        assert "λ per image" in section or not re.search(r"\bBSIM\b", section), section.splitlines()[0]
+    tables = (ROOT / "study" / "results.md").read_text().split("\n## ")[1:]
+    for table in tables:
+        assert "one λ per image, not the paper's one λ per batch" in table or " BSIM |" not in table, (
+            table.splitlines()[0]
+        )

@@ -35,6 +35,11 @@ def test_example_runs(command: list[str], tmp_path: Path) -> None:
         page = (tmp_path / "demo" / "report.html").read_text()
         assert all(f'"name":"{name}"' in page for name in ("sim", "wbsim", "raw pixels"))
         assert "data:image/jpeg" in page
+        # The paper's numbers are of ImageNet, and these are drawn scenes.
+        assert "paper" not in run.stdout
+        assert '"paper_cost":[]' in page
+        assert '"paper":null' in page
+        assert '"paper":{' not in page
         return
     assert "right class of the nearest neighbour" in run.stdout
     if command[0] == "plain_pytorch.py":

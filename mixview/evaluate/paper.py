@@ -1,20 +1,27 @@
-"""The paper's tables as data, and which of their cells a measurement compares with.
+"""The paper's tables as data, and the one cell that a measurement compares with.
 
-tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")              # "84.8"
-find("svm", "mAP", {"method": "mocov2", "objective": "bsim"})  # the same, with the table it came from
+    tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")                          # "84.8"
+    cells()[Address("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
+    find(result, "mAP")                                                        # the same, for a result of that run
+
+Every number of the paper has one address. A result that is not of exactly that run, protocol and data has none: the
+paper's numbers are those of a ResNet-50 pretrained on ImageNet, and stand beside no other.
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-METHODS = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "byol": "BYOL", "simsiam": "SimSiam"}
-OBJECTIVES = {"sim": "", "bsim": "-BSIM", "wbsim": "-WBSIM", "mixaug": "+MixAug"}
-USUAL_EPOCHS = "200"
+from mixview.train.run_folder import flatten, read_settings
+from mixview.train.settings import AUGMENTED_LIKE
+
+if TYPE_CHECKING:
+    from mixview.evaluate.results import Result
 
 
 class PaperTable(NamedTuple):
@@ -36,20 +43,61 @@ class PaperTable(NamedTuple):
         return next(cells[place] for cells in self.rows if cells[0] == row)
 
 
+class Address(NamedTuple):
+    """What a number of the paper was measured of, and how."""
+
+    method: str
+    """A method of `mixview pretrain`, or what it has none for: supervised, infomin, simsiam-optimal; moco where the
+    paper does not say which version."""
+    objective: str
+    mixer: str
+    """Empty for sim and supervised, as is alpha."""
+    alpha: str
+    epochs: str
+    """Of pretraining; empty for supervised."""
+    protocol: str
+    """A protocol of `mixview evaluate` (linear with its recipe, detection with its settings), or cost, or
+    linear-infomin, which is InfoMin's own."""
+    column: str
+    """The metric."""
+
+
 class Cell(NamedTuple):
-    """A figure of the paper, and where it stands."""
+    """A number of the paper, and where it stands."""
 
     printed: str
     where: str
     mark: str
     """Short, for a table: T4."""
+    reprints: tuple[str, ...] = ()
+    """How the same number is printed elsewhere: `84.55% in Table 2`."""
+
+
+class Place(NamedTuple):
+    """One cell of one table, and the address of what it is."""
+
+    table: PaperTable
+    row: int
+    column: int
+    address: Address
+    reprint: bool
+    """Whether another table has it first."""
+
+    @property
+    def printed(self) -> str:
+        return self.table.rows[self.row][self.column]
+
+
+def read_yaml() -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = yaml.safe_load((files("mixview.evaluate") / "paper.yaml").read_text("utf-8"))
+    return content
 
 
 @functools.cache
 def tables() -> dict[str, tuple[PaperTable, ...]]:
     """All tables by their label, in the paper's order."""
     found: dict[str, tuple[PaperTable, ...]] = {}
-    for each in yaml.safe_load((files("mixview.evaluate") / "paper.yaml").read_text(encoding="utf-8")):
+    for each in read_yaml():
         table = PaperTable(
             each["table"],
             each["label"],
@@ -69,62 +117,215 @@ def number(printed: str) -> float | None:
     return float(found[0]) if found else None
 
 
-JUDGED_ON = {
-    "svm": "VOC2007",
-    "lowshot": "VOC2007",
-    "detection-voc-c4": "VOC07 test by Detectron2, whose AP of VOC2007 is 11-point",
-    "detection-coco-c4-2x": "COCO2017 val",
+@functools.cache
+def places() -> tuple[Place, ...]:
+    """Every number of the tables with its address, in the paper's order."""
+    by_number = {table.number: table for group in tables().values() for table in group}
+    found = []
+    for each in read_yaml():
+        table, measures = by_number[each["table"]], each.get("measures", {})
+        for place, run in enumerate(each.get("runs", ())):
+            own = {"run": run} if isinstance(run, str) else run
+            described, reprint = pretraining_in_words(own["run"])
+            for name, usual in measures.items():
+                protocol, _, metric = own.get(name, usual).partition(" ")
+                row, column = place, table.columns.index(name) if name in table.columns else 0
+                if each.get("transposed"):
+                    row, column = [cells[0] for cells in table.rows].index(name), place + 1
+                if number(table.rows[row][column]) is not None:
+                    found.append(Place(table, row, column, Address(*described, protocol, metric), reprint))
+    return tuple(found)
+
+
+def pretraining_in_words(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
+    """(method, objective, mixer, alpha, epochs) of a run in paper.yaml, and whether its row is a reprint."""
+    words = text.split()
+    reprint = words[-1] == "reprint"
+    if reprint:
+        words = words[:-1]
+    if len(words) == 1:
+        return (words[0], "", "", "", ""), reprint
+    method, objective, *mixing, epochs = words
+    mixer, alpha = mixing or ("", "")
+    return (method, objective, mixer, alpha, epochs), reprint
+
+
+@functools.cache
+def cells() -> dict[Address, Cell]:
+    """The paper's numbers by their address. Where it prints one twice, the main table's, which names the others."""
+    groups: dict[Address, list[Place]] = {}
+    for place in sorted(places(), key=lambda place: place.reprint):
+        groups.setdefault(place.address, []).append(place)
+    found = {}
+    for address, group in groups.items():
+        first, *others = group
+        reprints = tuple(f"{other.printed} in Table {other.table.number}" for other in others)
+        differing = [
+            text for other, text in zip(others, reprints, strict=True) if number(other.printed) != number(first.printed)
+        ]
+        also = f"; printed as {' and '.join(differing)}" if differing else ""
+        found[address] = Cell(
+            first.printed, f"Table {first.table.number}, {describe(address)}{also}.", f"T{first.table.number}", reprints
+        )
+    return found
+
+
+NAMES = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "moco": "MoCo", "byol": "BYOL", "simsiam": "SimSiam",
+         "swav": "SwAV", "sim": "", "bsim": "-BSIM", "wbsim": "-WBSIM", "mixaug": "+MixAug",
+         "cutmix": "CutMix", "mixup": "Mixup"}  # fmt: skip
+
+
+def describe(address: Address) -> str:
+    """What a number is of, in words."""
+    name = NAMES.get(address.method, address.method) + NAMES.get(address.objective, "")
+    mixed = f" ({NAMES[address.mixer]}, α {address.alpha})" if address.mixer else ""
+    epochs = f"{address.epochs} epochs of ImageNet" if address.epochs else "trained on ImageNet"
+    return f"{name}{mixed}, {epochs}, ResNet-50, {MEASURED_ON.get(address.protocol, 'evaluated on ImageNet')}"
+
+
+MEASURED_ON = {
+    "svm": "evaluated on VOC2007",
+    "lowshot": "evaluated on VOC2007",
+    "detection-voc-c4": "evaluated on VOC07 test by Detectron2, whose AP of VOC2007 is 11-point",
+    "detection-coco-c4-2x": "evaluated on COCO2017 val",
+    "cost": "measured on V100 GPUs",
 }
-"""What the paper judged by; ImageNet otherwise."""
+"""Where the paper's numbers of a protocol come from; ImageNet otherwise."""
+
+Choices = Mapping[str, tuple[Any, ...]]
+"""Settings under dotted names, and the values that they may have."""
+
+IMAGENET, VOC07, VOC0712, COCO = (1_281_167, 50_000), (5_011, 4_952), (16_551, 4_952), (118_287, 5_000)
+"""Images of the training and of the test part."""
+
+PRETRAINED: Choices = {
+    "backbone": ("resnet50", "torchvision/resnet50"),
+    "images": (IMAGENET[0],),
+    "size": (224,),
+    "channels": (3,),
+    "stem": ("auto", "standard"),
+    "weights": (None,),
+    "smallest_crop": (None,),
+    "extended_from": (None,),
+    "head.symmetric": (True,),
+    "head.other_parent": (False,),
+    "head.target": ("parents",),
+}
+"""What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
+
+MIXED: Choices = {
+    "mixing.per_sample": (False,),
+    "mixing.partner": ("reversal",),
+    "mixing.fold": (False,),
+    "mixing.share": (1,),
+    "mixing.weight": (0.5,),
+    "mixing.sim_weight": (0.5,),
+    "mixing.ramp": (None,),
+}
+"""How the paper mixes, whatever the mixer and its α."""
+
+FIT: Choices = {
+    "size": (224,),
+    "stage": (None, "res5"),
+    "shown": ("squash",),
+    "fit.costs": ([1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20))],),
+    "fit.folds": (3,),
+    "fit.positive_weight": (2,),
+    "fit.normalisation": ("l2",),
+    "fit.intercept": (1,),
+    "fit.interpolation": ("all-points",),
+}
 
 
-def column_of(protocol: str, metric: str, objective: str, epoch: str = USUAL_EPOCHS) -> tuple[str, str] | None:
-    """The table and column that a metric of a protocol is in."""
-    if protocol.startswith("detection-") and objective != "mixaug":
-        kind = metric.removeprefix("mask ").removeprefix("11-point ")
-        if protocol == "detection-voc-c4" and not metric.startswith("mask "):
-            return ("tab:lc_longer_epoch" if epoch == "800" else "tab:voc-od"), kind
-        if protocol == "detection-coco-c4-2x" and not metric.startswith("11-point "):
-            return "tab:coco-od", f"{kind} {'m' if metric.startswith('mask ') else 'b'}"
+def trained(epochs: int, batch: int, lr: float, **more: tuple[Any, ...]) -> Choices:
+    """A published schedule: as it is by default, or the same numbers."""
+    return {"size": (224,), "epochs": (None, epochs), "batch": (None, batch), "lr": (None, lr), **more}
+
+
+def detected(masks: bool, iterations: int) -> Choices:
+    """A published detector."""
+    return {
+        "model.architecture": ("c4",),
+        "model.masks": (masks,),
+        "model.extra_norm": (True,),
+        "scales.test": (800,),
+        "schedule.iterations": (iterations,),
+        "schedule.batch": (16,),
+        "schedule.lr": (0.02,),
+        "empty": (False,),
+        "questions": (None,),
+    }
+
+
+PROTOCOLS: Mapping[str, tuple[tuple[int, int], Choices]] = {
+    "linear-moco": (IMAGENET, trained(100, 256, 30, fast=(False,))),
+    "linear-byol": (IMAGENET, trained(90, 256, 0.01, fast=(False,))),
+    "linear-simsiam": (IMAGENET, trained(90, 4096, 1.6, fast=(False,))),
+    "probe": (IMAGENET, trained(90, 256, 0.01)),
+    "semi": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
+    "svm": (VOC07, {**FIT, "difficult": ("negative",)}),
+    "lowshot": (VOC07, {**FIT, "negatives": (None, 19)}),
+    "detection-voc-c4": (VOC0712, detected(masks=False, iterations=24_000)),
+    "detection-coco-c4-2x": (COCO, detected(masks=True, iterations=180_000)),
+}
+"""On how many images, and how, the paper evaluated."""
+
+
+def find(result: "Result", metric: str) -> Cell | None:
+    """The paper's number for this metric of a result: of the same pretraining, protocol and data, or None."""
+    pretraining, protocol = pretraining_of(result.about), protocol_of(result)
+    if pretraining is None or protocol is None:
         return None
-    if objective == "mixaug":
-        return {
-            ("svm", "mAP"): ("tab:mix_strategy_drop", "SVM @VOC2007"),
-            ("linear", "top-1"): ("tab:mix_strategy_drop", "LC @ImageNet"),
-        }.get((protocol, metric))
-    if protocol == "lowshot":
-        return "tab:svm", metric.removeprefix("k=").removesuffix(" oracle")
-    if protocol == "probe" and metric.endswith(" top-1"):
-        return "tab:linear-imagenet", metric.removesuffix(" top-1")
-    if protocol == "semi":
-        return "tab:semi-cls", metric.replace(" %", "%")
-    return {("svm", "mAP"): ("tab:svm", "SVM"), ("linear", "top-1"): ("tab:linear-imagenet", "Top-1 Accuracy")}.get(
-        (protocol, metric)
+    return cells().get(Address(*pretraining, protocol, column_of(protocol, metric)))
+
+
+def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
+    """Whether what shaped an encoder (`run_folder.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
+    method = settings.get("method", "")
+    return (
+        {"backbone", "images"} <= settings.keys()
+        and agrees(settings, PRETRAINED)
+        and str(settings.get("data")).startswith(f"{IMAGENET[0]} images")  # the fingerprint; drawn scenes have no such
+        and settings.get("augment") == AUGMENTED_LIKE.get(method, method)
+        and (settings.get("objective") == "sim" or agrees(settings, MIXED))
     )
 
 
-def find(protocol: str, metric: str, about: Mapping[str, str]) -> Cell | None:
-    """The paper's figure for a method, an objective and a protocol: of as many epochs, else of 200, else of any.
+def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
+    """(method, objective, mixer, alpha, epochs) of a finished run that is pretrained like the paper's, else None."""
+    settings = read_settings(about)
+    if settings is None or not is_pretrained_alike(settings) or about.get("epoch") != str(settings.get("epochs")):
+        return None
+    mixer, alpha = "", ""
+    if settings.get("objective") != "sim":
+        mixer, alpha = str(settings.get("mixing.mixer")), f"{settings.get('mixing.alpha', math.nan):g}"
+    return str(settings.get("method")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
 
-    It is of a ResNet-50 pretrained on ImageNet, whatever the measured one is of, and says so.
-    """
-    method, objective = about.get("method", ""), about.get("objective", "")
-    place = column_of(protocol, metric, objective, about.get("epoch", USUAL_EPOCHS))
-    if place is None or method not in METHODS or objective not in OBJECTIVES:
+
+def protocol_of(result: "Result") -> str | None:
+    """The protocol in an address, if a result has the paper's data and settings; None if not."""
+    settings = flatten(result.settings)
+    name = f"linear-{settings.get('recipe', 'moco')}" if result.protocol == "linear" else result.protocol
+    if name not in PROTOCOLS:
         return None
-    label, column = place
-    (table,) = tables()[label]
-    wanted = METHODS[method] + OBJECTIVES[objective]
-    rows = [row for row in table.rows if re.sub(r"(300)?( [†*])?$", "", row[0]) == wanted]
-    if column not in table.columns or not rows:
-        return None
-    for epochs in (about.get("epoch"), USUAL_EPOCHS, rows[0][1]):
-        for row in rows:
-            if row[1] == epochs and number(row[table.columns.index(column)]) is not None:
-                data = JUDGED_ON.get(protocol, "ImageNet")
-                where = (
-                    f"Table {table.number}, {wanted}, {epochs} epochs of ImageNet, ResNet-50, judged on {data}: no "
-                    "other run's figures compare with it exactly."
-                )
-                return Cell(row[table.columns.index(column)], where, f"T{table.number}")
-    return None
+    counts, published = PROTOCOLS[name]
+    parts = result.details.get("data", {})
+    same_data = all(
+        str(parts.get(part, "")).startswith(f"{count} images")
+        for part, count in zip(("train", "test"), counts, strict=True)
+    )
+    return name if same_data and agrees(settings, published) else None
+
+
+def column_of(protocol: str, metric: str) -> str:
+    """The metric as an address has it."""
+    if protocol == "detection-voc-c4":
+        return metric.removeprefix("11-point ")
+    return re.sub(r"^(\d+)percent ", r"\1 % ", metric) if protocol == "semi" else metric  # of the published lists
+
+
+def agrees(settings: Mapping[str, Any], choices: Choices) -> bool:
+    """Whether settings have one of the values that they may have. One that is not there yet is as it always was."""
+    present = {name: settings[name] for name in choices if settings.get(name) is not None}
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in present.items()}
+    return all(value in choices[name] for name, value in values.items())

@@ -2,7 +2,7 @@
 
     result = Result(protocol="knn", metrics={"top-1": 45.2}, words="20 nearest …", …)
     save(result, Path("runs/first"))                     # runs/first/evaluations/knn-….json
-    for row in summarise(read("runs/first")): …          # mean and standard deviation over seeds and runs
+    for row in summarise(read("runs/first")): …          # mean and standard deviation over seeds
 
 A result goes to a file of its own, named after all that decides it: another seed adds a file, the same command again
 replaces its own. Figures are in per cent.
@@ -12,8 +12,8 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from rich.table import Table
 
 from mixview.evaluate import paper
 from mixview.export import write_atomically
+from mixview.train.run_folder import read_settings, with_settings
 
 FOLDER = "evaluations"
 FORMAT = 1
@@ -46,7 +47,7 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     """What was set, but the seed."""
     about: dict[str, str] = field(default_factory=dict)
-    """Of the run: method, objective, epoch."""
+    """What the encoder's file says of its run: method, objective, seed, epoch, and every setting that shaped it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What is behind the metrics: AP of each class, the costs that were chosen …"""
     notes: tuple[str, ...] = ()
@@ -61,7 +62,7 @@ class Result:
 
 
 class Row(NamedTuple):
-    """A metric over the results that differ in nothing but seed and run."""
+    """A metric over the results that differ in nothing but their seeds."""
 
     protocol: str
     metric: str
@@ -83,28 +84,33 @@ def save(result: Result, folder: Path) -> Path:
 
 
 def read(folder: str | Path) -> list[Result]:
-    """The results in a folder, oldest first. What cannot be read is refused by name."""
-    results = []
-    for path in sorted((Path(folder) / FOLDER).glob("*.json")):
+    """The results in a folder, oldest first. What cannot be read is refused by name.
+
+    Results of earlier versions do not say what shaped their encoder: those of the run in the folder get it from there.
+    """
+    folder, results = Path(folder), []
+    for path in sorted((folder / FOLDER).glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content.pop("version") > FORMAT:
                 raise ValueError("it was written by a later mixview")
             content |= {name: tuple(content[name]) for name in ("notes", "warnings")}
-            results.append(Result(**content))
+            result = Result(**content)
+            if result.encoder.startswith(f"{folder.resolve().name} ("):
+                result = replace(result, about=with_settings(result.about, folder))
+            results.append(result)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the result {path} cannot be read ({error}): remove it, and evaluate again") from None
-    return sorted(results, key=lambda result: (result.made, result.seed))  # several may be of one second
+    results.sort(key=lambda result: (result.made, result.seed))  # several may be of one second
+    # Of the same evaluation, once in an earlier version's words and once in today's, the later one counts.
+    return list({result.file_name(): result for result in results}.values())
 
 
 def summarise(results: Iterable[Result]) -> list[Row]:
-    """Mean and standard deviation of every metric, over seeds and runs of one method, objective and protocol."""
+    """Mean and standard deviation of every metric, over results that differ in nothing but their seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        of_run = {name: result.about.get(name) for name in ("method", "objective", "epoch")}
-        # Without a run the encoder's own name, less its seed, says what is the same.
-        name = "" if result.about else result.encoder.partition(", seed")[0]
-        key = json.dumps([result.protocol, result.settings, result.data, of_run, name], sort_keys=True)
+        key = json.dumps([result.protocol, result.settings, result.data, encoder_key(result)], sort_keys=True)
         groups.setdefault(key, []).append(result)
     rows = []
     for group in groups.values():
@@ -115,12 +121,67 @@ def summarise(results: Iterable[Result]) -> list[Row]:
     return rows
 
 
+def encoder_settings(result: Result) -> dict[str, Any]:
+    """Everything but the seed that shaped the encoder of a result.
+
+    Where its file does not say, all that the file says and its name: it is not known to be like any other encoder.
+    """
+    settings = read_settings(result.about)
+    if settings is not None:
+        epoch = result.about.get("epoch")
+        return settings | ({} if epoch == str(settings.get("epochs")) else {"epoch": epoch})  # not at its end
+    if result.about:
+        return {"encoder": result.encoder, **result.about}
+    return {"encoder": result.encoder.partition(", seed")[0]}
+
+
+def encoder_key(result: Result) -> str:
+    """What encoders that differ in nothing but their seed have in common."""
+    return json.dumps(encoder_settings(result), sort_keys=True)
+
+
+LOOKED_FOR = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "images")
+"""Settings that are named first, where they differ."""
+
+
+def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each of several different settings, what tells it from the others: `backbone small, mixing.alpha 0.5`.
+
+    These are the ones that people look for, and as few more as tell all apart.
+    """
+    names = list(dict.fromkeys([*LOOKED_FOR, *sorted(name for each in settings for name in each)]))
+    shown: list[str] = []
+
+    def kinds(chosen: list[str]) -> int:
+        return len({json.dumps([each.get(name) for name in chosen]) for each in settings})
+
+    for name in names:
+        differs = kinds([name]) > 1
+        if differs and (name in LOOKED_FOR or kinds([*shown, name]) > kinds(shown)):
+            shown.append(name)
+    return [", ".join(f"{name} {each[name]}" for name in shown if each.get(name) is not None) for each in settings]
+
+
+def name_encoders(results: Iterable[Result]) -> dict[str, str]:
+    """What tells encoders of one method and objective apart, by `encoder_key`; empty where there is only one."""
+    families: dict[str, dict[str, dict[str, Any]]] = {}
+    for result in results:
+        family = general_name(result) if result.about else ""
+        families.setdefault(family, {})[encoder_key(result)] = encoder_settings(result) if result.about else {}
+    return {
+        key: text
+        for members in families.values()
+        for key, text in zip(members, tell_apart(list(members.values())), strict=True)
+    }
+
+
 def show(results: Iterable[Result], console: Console | None = None) -> None:
     """A table of what was measured, with the paper's figure beside it where it has one, and the protocols in words."""
     results = list(results)
     console = console or Console(highlight=False)
     rows = summarise(results)
-    cells = [paper.find(row.protocol, row.metric, row.example.about) for row in rows]
+    cells = [paper.find(row.example, row.metric) for row in rows]
+    apart = name_encoders(results)
     table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
     table.add_column("measured", justify="right")
     if any(row.runs > 1 for row in rows):
@@ -129,6 +190,7 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
         table.add_column("the paper's", justify="right")
     for row, cell in zip(rows, cells, strict=True):
         name = row.example.encoder if row.runs == 1 else general_name(row.example)
+        name = ", ".join(filter(None, [name, apart[encoder_key(row.example)]]))
         line = [name, row.protocol, row.metric, figure(row.mean, row.std)]
         if any(each.runs > 1 for each in rows):
             line.append(str(row.runs))
@@ -136,9 +198,8 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
             line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
         table.add_row(*(text.replace("[", "\\[") for text in line))
     console.print(table)
-    marks = {cell.mark: cell for cell in cells if cell}
-    for mark, cell in marks.items():
-        console.print(f"[{mark}] The paper's: {cell.where}", markup=False, soft_wrap=True)
+    for source in dict.fromkeys(f"[{cell.mark}] The paper's: {cell.where}" for cell in cells if cell):
+        console.print(source, markup=False, soft_wrap=True)
     for words in dict.fromkeys(f"{result.protocol}: {result.words} On {result.data}." for result in results):
         console.print(words, markup=False, soft_wrap=True)
     for note in dict.fromkeys(note for result in results for note in result.notes):

@@ -151,7 +151,12 @@ def setting_rows(config: dict[str, Any]) -> dict[str, str]:
 
 def measured(cargo: Cargo) -> str:
     """What `mixview evaluate` has found, each figure with its protocol; or that nobody has looked."""
-    found = results.read(cargo.subject.run) if cargo.subject.run is not None else []
+    about = cargo.subject.about
+    found = [
+        result
+        for result in (results.read(cargo.subject.run) if cargo.subject.run is not None else [])
+        if result.about and all(result.about.get(name, value) == value for name, value in about.items())
+    ]  # others that were kept in the same folder, or are of another epoch, are not this encoder's
     if not found:
         return "Nothing yet. `mixview evaluate` judges an encoder and leaves its results in the run's folder."
     rows = results.summarise(found)

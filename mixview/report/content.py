@@ -132,7 +132,13 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
             "notes": judged.notes,
             "warnings": judged.warnings,
         },
-        "paper_cost": [table._asdict() for table in paper.tables()["tab:moco-mem-cost"]],
+        "paper_cost": [
+            table._asdict()
+            for table in paper.tables()["tab:moco-mem-cost"]
+            if any(
+                paper.is_pretrained_alike(run.settings) for run in runs
+            )  # what else was trained costs something else
+        ],
         "neighbours": NEIGHBOURS,
         "notes": notes,
     }

@@ -1,7 +1,7 @@
 """What a run's folder says, read leniently: a report is wanted most of the run that crashed or is still going."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,12 +11,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate import results
 from mixview.evaluate.results import Result
-from mixview.train.run_folder import flatten, is_run, read_metrics, read_status
-
-NOT_THE_EXPERIMENT = frozenset(
-    {"out", "seed", "workers", "devices", "nodes", "accelerator", "compile", "channels_last", "max_time", "augment_on"}
-)
-"""Settings in which runs may differ and still be the same experiment; and all of `watch`."""
+from mixview.train.run_folder import encoder_settings, is_run, read_metrics, read_status
 
 
 @dataclass(frozen=True)
@@ -42,11 +37,9 @@ class Run:
         return path if path.is_file() else None
 
     @property
-    def experiment(self) -> str:
-        """What runs of one experiment, which differ in nothing that matters but their seed, have in common."""
-        settings = flatten(self.config)
-        kept = {key: value for key, value in settings.items() if key not in NOT_THE_EXPERIMENT}
-        return json.dumps({key: value for key, value in kept.items() if not key.startswith("watch.")}, sort_keys=True)
+    def settings(self) -> dict[str, Any]:
+        """What shaped its encoder, except the seed; of a run that does not say, its folder, which no other run has."""
+        return encoder_settings(self.path) or {"folder": str(self.path)}
 
     @property
     def state(self) -> str:
@@ -148,11 +141,3 @@ def short_names(paths: Sequence[Path]) -> list[str]:
             length += 1
         names.append("/".join(own[-length:]))
     return names
-
-
-def experiments(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs of each experiment, in the order of the first of them."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.experiment, []).append(run)
-    return list(groups.values())

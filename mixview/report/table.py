@@ -2,13 +2,13 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from mixview.evaluate import paper
-from mixview.evaluate.results import Result, Row, figure, summarise
-from mixview.report.runs import Run, experiments
-from mixview.train.run_folder import flatten
+from mixview.evaluate.results import Result, Row, encoder_key, figure, general_name, name_encoders, summarise
+from mixview.report.runs import Run
 
 PROTOCOLS = ("knn", "linear", "probe", "svm", "lowshot", "semi", "supervised")
 
@@ -52,35 +52,55 @@ class Judged(NamedTuple):
 
 def tabulate(runs: Iterable[Run], others: list[Result]) -> Judged:
     """The table of all results of runs, and of encoders without a run."""
-    groups = experiments(runs)
-    named: list[tuple[str, list[str], list[Row]]] = []
-    for group, name in zip(groups, name_groups(groups), strict=True):
-        rows = summarise(result for run in group for result in run.results)
-        # A run that was judged at several epochs has a line for each.
-        for epoch in dict.fromkeys(row.example.about.get("epoch") for row in rows):
-            part = [row for row in rows if row.example.about.get("epoch") == epoch]
-            several = len({row.example.about.get("epoch") for row in rows}) > 1
-            named.append((f"{name}, epoch {epoch}" if several else name, [run.name for run in group], part))
-    rows = summarise(others)
-    for encoder in dict.fromkeys(row.example.encoder.partition(", seed")[0] for row in rows):
-        part = [row for row in rows if row.example.encoder.partition(", seed")[0] == encoder]
-        named.append((encoder, [], part))
-    columns = find_columns(row for _, _, part in named for row in part)
+    runs = list(runs)
+    results = [result for run in runs for result in run.results] + others
+    names, members = name_lines(runs, others)
+    parts: dict[str, list[Row]] = {key: [] for key in names}
+    for row in summarise(results):
+        parts[encoder_key(row.example)].append(row)
+    columns = find_columns(row for part in parts.values() for row in part)
     keys = list(columns)
-    best = best_figures((key_of(row), row.mean) for _, _, part in named for row in part)
+    best = best_figures((key_of(row), row.mean) for part in parts.values() for row in part)
     lines = []
-    for name, members, part in named:
+    for encoder, part in parts.items():
         cells: list[Cell | None] = [None] * len(keys)
         for row in part:
-            printed = paper.find(row.protocol, row.metric, row.example.about)
+            printed = paper.find(row.example, row.metric)
             is_best = math.isclose(row.mean, best.get(key_of(row), math.nan), abs_tol=1e-9)
             text = figure(row.mean, row.std)
             cells[keys.index(key_of(row))] = Cell(row.mean, text, row.runs, is_best, printed)
-        lines.append(Line(name, members, cells))
-    results = [result for group in groups for run in group for result in run.results] + others
+        lines.append(Line(names[encoder], members[encoder], cells))
     notes = list(dict.fromkeys(note for result in results for note in result.notes))
     warnings = list(dict.fromkeys(f"{result.encoder}: {each}" for result in results for each in result.warnings))
     return Judged(list(columns.values()), lines, notes, warnings)
+
+
+def name_lines(runs: list[Run], others: list[Result]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """By `encoder_key`: the name of each line, and the runs that are in it.
+
+    A line is named after its run or encoder; one of several after method and objective, and what tells it from others.
+    """
+    examples: dict[str, Result] = {}
+    members: dict[str, dict[str, None]] = {}  # runs, in their order
+    encoders: dict[str, dict[str, None]] = {}
+    for owner, result in [(run, each) for run in runs for each in run.results] + [(None, each) for each in others]:
+        key, name = encoder_key(result), result.encoder.partition(", seed")[0]
+        examples.setdefault(key, result)
+        line = members.setdefault(key, {})
+        if owner is not None and name.startswith(f"{owner.path.resolve().name} ("):  # not of another, only kept here
+            line[owner.name] = None
+            name = owner.name
+        encoders.setdefault(key, {})[name] = None
+    names = {
+        key: next(iter(own)) if len(own) == 1 else f"{general_name(examples[key])}, {len(own)} runs"
+        for key, own in encoders.items()
+    }
+    apart = name_encoders(examples.values())
+    shared = {name for name, count in Counter(names.values()).items() if count > 1}
+    for key, name in names.items():
+        if apart[key] and (len(encoders[key]) > 1 or name in shared):
+            names[key] = f"{name} ({apart[key]})"
+    return names, {key: list(line) for key, line in members.items()}
 
 
 def key_of(row: Row) -> str:
@@ -105,27 +125,3 @@ def best_figures(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
         if math.isfinite(mean):
             found.setdefault(key, []).append(mean)
     return {key: max(means) for key, means in found.items() if len(means) > 1}
-
-
-def name_groups(groups: list[list[Run]]) -> list[str]:
-    """A run's own name; several runs' method and objective, and in what they differ from other groups."""
-    settings = [flatten(group[0].config) for group in groups]
-    names = []
-    for group, own in zip(groups, settings, strict=True):
-        if len(group) == 1:
-            names.append(group[0].name)
-            continue
-        alike = [each for each in settings if alike_in(each, own, ("method", "objective"))]
-        differing = sorted(
-            key
-            for key in own
-            if any(each.get(key) != own[key] for each in alike) and not key.startswith(("watch.", "out", "seed"))
-        )
-        more = ", ".join(f"{key} {own[key]}" for key in differing[:3])
-        name = f"{own.get('method', '?')} {own.get('objective', '?')}"
-        names.append(f"{name}, {len(group)} runs" + (f" ({more})" if more else ""))
-    return names
-
-
-def alike_in(one: dict[str, object], other: dict[str, object], names: Iterable[str]) -> bool:
-    return all(one.get(name) == other.get(name) for name in names)

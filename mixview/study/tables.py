@@ -237,6 +237,7 @@ def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
             "Bold: the interval leaves out zero. Passes: counted, relative to the baseline, a backward one as two.",
             "",
         ]
+    lines += how_lam_was_drawn(found)
     several = len({result.data for result in found}) > 1
     for column in study.columns:
         told: dict[str, dict[str, None]] = {}  # rows by what was done for them
@@ -250,6 +251,19 @@ def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
             lines.append(f"- {column}{where}: {words}")
     warnings = dict.fromkeys([*(each for result in found for each in result.warnings), *mixed(found)])
     return [*lines, *(f"- Warning: {warning}" for warning in warnings), ""]
+
+
+def how_lam_was_drawn(found: Iterable[CellResult]) -> list[str]:
+    """A sentence on whether mixtures have one λ per image or, as in the paper, one per batch, if anything is mixed."""
+    rows: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    for result in found:
+        if result.settings.get("objective", "sim") != "sim" and "mixing.per_sample" in result.settings:
+            per_image = bool(result.settings["mixing.per_sample"])
+            rows[per_image].setdefault(in_words(result.method, result.knob, result.objective))
+    if not rows[True]:
+        return ["Mixtures have one λ per batch, as in the paper.", ""] if rows[False] else []
+    exception = f"; the exceptions, with one λ per batch: {'; '.join(rows[False])}" if rows[False] else ""
+    return [f"Mixtures have one λ per image, not the paper's one λ per batch{exception}.", ""]
 
 
 def general(words: str) -> str:

@@ -1,6 +1,7 @@
 """`mixview pretrain`: from images to an encoder. Builds what a run needs, trains, watches, leaves all in a folder."""
 
 import difflib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -30,7 +31,7 @@ from mixview.train.journal import Journal
 from mixview.train.launching import end_with_parent, losing_no_process, meet_anew, process_rank
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
+from mixview.train.run_folder import RunFolder, RunFolderError, State, encoder_settings, recorded, start_or_resume
 from mixview.train.settings import (
     AUGMENTED_LIKE,
     Head,
@@ -318,6 +319,8 @@ class Pretraining:
         save_every = watch.checkpoint_every or epoch_steps
         checkpoints = Checkpoints(Path(self.out) / "checkpoints", keep=watch.keep)
         about = {"method": self.method, "objective": self.objective, "data": str(self.data), "seed": str(self.seed)}
+        if folder is not None:
+            about["settings"] = json.dumps(encoder_settings(folder.path), sort_keys=True)
         with (
             Progress(engine.steps, epoch_steps, start=engine.step, shown=folder is not None) as progress,
             Journal(folder, watch, engine.step) as journal,

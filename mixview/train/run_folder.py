@@ -22,7 +22,8 @@ import shlex
 import socket
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -62,6 +63,27 @@ MAY_CHANGE = frozenset(
     }
 )
 """Settings, with all below them, that a resumed run may change: they say where, how long and how closely watched."""
+
+NOT_SHAPING = frozenset(
+    {
+        "accelerator",
+        "augment_on",
+        "channels_last",
+        "compile",
+        "data",  # its fingerprint says which images they are, wherever they lie
+        "devices",
+        "max_time",
+        "nodes",
+        "out",
+        "resume",
+        "seed",
+        "validation",
+        "validation_split",
+        "watch",
+        "workers",
+    }
+)
+"""Settings, with all below them, that do not shape the encoder, and the seed: see `encoder_settings`."""
 
 FILES = ("config.yaml", "environment.json", "data.json", "status.json", "metrics.jsonl", "checkpoints")
 PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "safetensors", "jsonargparse")
@@ -206,8 +228,11 @@ class RunFolder:
 
     def resume(self, config: dict[str, Any], environment: dict[str, Any] | None = None) -> None:
         """Record that the run goes on: with which settings, and under which versions and command."""
+        before = self.config.get("epochs")
         self.config = plain(config, "config")
         entry = plain(environment or describe_environment(self.config.get("seed")), "environment")
+        if before != self.config.get("epochs"):  # a schedule that was extended is not that of a longer run
+            entry["extended_from"] = before
         self.environment = self.environment | {"resumed": [*self.environment.get("resumed", []), entry]}
         with self.explained("update"):
             write_json(self.path / "environment.json", self.environment)
@@ -354,6 +379,55 @@ def start_or_resume(
         folder.close()
         raise
     return folder
+
+
+def encoder_settings(path: str | Path) -> dict[str, Any] | None:
+    """Everything that shapes the encoder of the run in a folder, except the seed, under dotted names.
+
+    Runs that agree in it differ in nothing but their seed: they are the ones to average. Beside the configuration these
+    are the fingerprint of the data (`data`), the number of images that are learned from (`images`), and the epochs that
+    the run had before it was extended. None if the folder does not say.
+    """
+    path = Path(path)
+    try:
+        run = RunFolder.open(path)
+        images: dict[str, Any] = {"data": run.data["fingerprint"]}
+    except (RunFolderError, KeyError):
+        return None
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile),
+        (path / "images.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as noted,
+    ):
+        images["images"] = int(noted["count"])
+    resumed = run.environment.get("resumed", [])
+    extended = [entry["extended_from"] for entry in resumed if isinstance(entry, dict) and "extended_from" in entry]
+    unmixed = {"mixing"} if run.config.get("objective") == "sim" else set()
+    kept = {name: value for name, value in run.config.items() if name not in NOT_SHAPING | unmixed}
+    return flatten(kept) | images | ({"extended_from": extended} if extended else {})
+
+
+def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
+    """What an encoder's file says of its run, with the settings that files of earlier versions lack.
+
+    They come from the run's folder, provided that it says the same of the run as far as the file goes.
+    """
+    if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
+        return about
+    config = RunFolder.open(path).config
+    same = all(
+        str(config.get(name)) == about[name] for name in ("method", "objective", "data", "seed") if name in about
+    )
+    return about | {"settings": json.dumps(settings, sort_keys=True)} if same else about
+
+
+def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
+    """The settings in what an encoder's file says of its run; None if it does not say them."""
+    try:
+        settings = json.loads(about["settings"])
+    except (KeyError, ValueError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
 
 
 @contextlib.contextmanager

@@ -1,8 +1,29 @@
 """The paper's tables: all there, as printed, with what does not agree noted."""
 
+import json
+import re
+from dataclasses import fields, replace
+from typing import Any
+
 import pytest
 
-from mixview.evaluate.paper import find, number, tables
+from mixview.evaluate.paper import (
+    MIXED,
+    PRETRAINED,
+    PROTOCOLS,
+    Address,
+    cells,
+    find,
+    number,
+    places,
+    pretraining_of,
+    tables,
+)
+from mixview.train import recipes
+from mixview.train.pretraining import from_plain
+from mixview.train.run_folder import flatten
+from mixview.train.settings import Head, Mixing
+from tests.evaluate.published import fingerprint, result_of, settings_of_protocol, settings_of_run
 
 SHAPES = {
     "tab:mix_strategy_drop": [(2, 4)],
@@ -70,29 +91,227 @@ def test_what_does_not_agree_is_noted_where_it_stands() -> None:
         assert one - other == pytest.approx(gain)
 
 
-def test_the_cell_of_a_measurement() -> None:
-    mocov2 = {"method": "mocov2", "objective": "bsim", "epoch": "200"}
-    cell = find("svm", "mAP", mocov2)
-    assert cell is not None
-    assert (cell.printed, cell.mark) == ("84.8", "T4")
-    assert "Table 4, MoCoV2-BSIM, 200 epochs of ImageNet, ResNet-50, judged on VOC2007" in cell.where
-    byol = {"method": "byol", "objective": "sim"}
-    linear = [find("linear", "top-1", byol | {"epoch": epochs}) for epochs in ("300", "200", "12")]
-    assert [each.printed for each in linear if each] == ["72.3", "69.1", "69.1"]
-    found = {
-        ("lowshot", "k=8 oracle"): "72.4",
-        ("probe", "res3 top-1"): "46.8",
-        ("semi", "1 % top-5"): "70.3 (+2.0↑)",
-        ("lowshot", "k=8 cross-validated"): None,
-        ("knn", "top-1"): None,
-        ("linear", "top-5"): None,
-        ("lowshot", "k=7 oracle"): None,
+LABELS = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "moco": "MoCo", "byol": "BYOL", "swav": "SwAV"}
+LABELS |= {"simsiam": "SimSiam", "simsiam-optimal": "SimSiam, optimal", "infomin": "InfoMin Aug"}
+DESCRIBING = ("Method", "Epoch", "α", "Backbone")
+"""Columns that say what a row is of."""
+ELSEWHERE = {"supervised", "infomin", "simsiam-optimal", "moco"}
+"""Rows that no run of mixview is: other people's weights, augmentation and hyper-parameters, a MoCo of no version."""
+
+
+def test_every_number_has_exactly_one_address() -> None:
+    numbers = {
+        (table.number, row, column)
+        for group in tables().values()
+        for table in group
+        for row, cells_of_row in enumerate(table.rows)
+        for column, printed in enumerate(cells_of_row)
+        if number(printed) is not None and table.columns[column] not in DESCRIBING and column > 0
     }
-    for (protocol, metric), printed in found.items():
-        cell = find(protocol, metric, mocov2)
-        assert (cell.printed if cell else None) == printed, (protocol, metric)
-    assert find("svm", "mAP", {"method": "simclr", "objective": "wbsim"}) is None
-    assert find("svm", "mAP", {}) is None
-    mixaug = find("svm", "mAP", {"method": "mocov2", "objective": "mixaug"})
-    assert mixaug is not None
-    assert mixaug.printed.startswith("80.10%")
+    addressed = [(place.table.number, place.row, place.column) for place in places()]
+    assert len(addressed) == len(set(addressed)) == 438
+    assert set(addressed) == numbers
+    # Of an address that is printed more than once, one printing is the first; those that are not marked agree.
+    for address in cells():
+        firsts = {place.printed for place in places() if place.address == address and not place.reprint}
+        assert len(firsts) == 1, address
+
+
+def test_addresses_say_what_the_rows_say() -> None:
+    for place in places():
+        table, address = place.table, place.address
+        row = dict(zip(table.columns, table.rows[place.row], strict=True))
+        misprinted = table.number == 9 and row["AP50"] == "82.5"
+        if "Epoch" in row and not misprinted:
+            assert row["Epoch"] == (address.epochs or "-")
+        assert (address.epochs == "800") if misprinted else True
+        assert (float(row["α"]) == float(address.alpha)) if "α" in row else True
+        label = table.columns[place.column] if table.number == 11 else row["Method"]
+        if stated := re.search(r"(Mixup|CutMix)[, (]+α=([\d.]+)\)", label):
+            assert (stated[1].lower(), float(stated[2])) == (address.mixer, float(address.alpha))
+        if table.number == 3 or address.method == "supervised":
+            continue
+        suffix = {"bsim": "-BSIM", "wbsim": "-WBSIM", "mixaug": "+MixAug", "sim": ""}[address.objective]
+        if address.mixer == "mixup":  # whose rows say that they are of the BSIM loss in the text only
+            suffix = ""
+        assert re.fullmatch(rf"{re.escape(LABELS[address.method] + suffix)}(300|, base| [†*]| \(w/.*)?", label), label
+
+
+def test_every_address_is_found_by_the_result_of_such_a_run() -> None:
+    """A walk over all numbers of the paper: the run, evaluated by its protocol, is shown this one and no other."""
+    for place in places():
+        address = place.address
+        if address.method in ELSEWHERE or address.protocol == "cost":
+            assert address in cells()
+            continue
+        cell = find(result_of(address), address.column)
+        assert cell is not None, address
+        printed = (cell.printed, *cell.reprints)
+        assert (f"{place.printed} in Table {place.table.number}" if place.reprint else place.printed) in printed
+        assert cell.mark == f"T{place.table.number}" or place.reprint
+
+
+BSIM = ("mocov2", "bsim", "cutmix", "1", "200")
+
+
+@pytest.mark.parametrize(
+    ("pretraining", "protocol", "metric", "printed", "table"),
+    [
+        (("mocov2", "bsim", "mixup", "1", "200"), "svm", "mAP", "82.50%", 2),
+        (("mocov2", "bsim", "mixup", "0.5", "200"), "lowshot", "k=96 oracle", "80.58±0.31%", 2),
+        (("mocov2", "bsim", "cutmix", "0.25", "200"), "svm", "mAP", "84.02", 7),
+        (("mocov2", "bsim", "cutmix", "0.75", "200"), "svm", "mAP", "84.56", 7),
+        (BSIM, "svm", "mAP", "84.8", 4),
+        (("mocov2", "mixaug", "cutmix", "1", "200"), "svm", "mAP", "80.10% (-3.71%↓)", 1),
+        (("mocov2", "mixaug", "cutmix", "1", "200"), "linear-moco", "top-1", "64.6% (-2.9%↓)", 1),
+        (("mocov2", "bsim", "mixup", "1", "200"), "detection-voc-c4", "AP75", "63.4%(-0.2↓)", 3),
+        (("mocov2", "wbsim", "cutmix", "1", "800"), "linear-moco", "top-1", "71.4", 13),
+        (("mocov2", "wbsim", "cutmix", "1", "800"), "linear-moco", "top-5", "90.4", 13),
+        (("mocov2", "sim", "", "", "800"), "linear-moco", "top-1", "71.1", 13),
+        (("mocov2", "sim", "", "", "200"), "linear-moco", "top-1", "67.5", 5),
+        (("mocov2", "sim", "", "", "200"), "detection-voc-c4", "AP50", "82.4", 9),
+        (("mocov2", "sim", "", "", "800"), "detection-voc-c4", "AP50", "82.5", 13),
+        (("simclr", "sim", "", "", "200"), "linear-moco", "top-1", "60.1", 5),
+        (("simclr", "sim", "", "", "200"), "probe", "res5 top-1", "61.6", 5),
+        (("simclr", "bsim", "cutmix", "1", "200"), "linear-moco", "top-1", "60.7", 5),
+        (("simclr", "sim", "", "", "200"), "probe", "avgpool top-1", None, None),
+        (("byol", "sim", "", "", "200"), "linear-byol", "top-1", "69.1", 5),
+        (("byol", "sim", "", "", "200"), "linear-moco", "top-1", "67.1", 5),
+        (("byol", "wbsim", "cutmix", "1", "300"), "linear-byol", "top-1", "73.0 (+0.7↑)", 5),
+        (("byol", "wbsim", "cutmix", "1", "200"), "linear-byol", "top-1", None, None),
+        (("simsiam", "bsim", "cutmix", "1", "200"), "linear-simsiam", "top-1", "70.4(+0.4↑)", 5),
+        (("simsiam", "sim", "", "", "200"), "linear-moco", "top-1", None, None),
+        (("simsiam", "sim", "", "", "200"), "probe", "res5 top-1", None, None),
+        (("simsiam", "sim", "", "", "200"), "detection-voc-c4", "AP50", "82.0", 9),
+        (("simsiam", "wbsim", "cutmix", "1", "200"), "detection-voc-c4", "11-point AP", "57.4", 9),
+        (("swav", "sim", "", "", "800"), "detection-voc-c4", "AP50", "82.6", 9),
+        (("swav", "sim", "", "", "800"), "detection-coco-c4-2x", "mask AP", "34.2", 10),
+        (("swav", "sim", "", "", "400"), "svm", "mAP", "85.4", 4),
+        (("swav", "sim", "", "", "200"), "svm", "mAP", None, None),
+        (("mocov1", "sim", "", "", "200"), "semi", "1 % top-1", "33.2", 6),
+        (("byol", "sim", "", "", "1000"), "semi", "10percent top-5", "89.0", 6),
+        (BSIM, "lowshot", "k=8 oracle", "72.4", 4),
+        (BSIM, "lowshot", "k=8 cross-validated", None, None),
+        (BSIM, "detection-voc-c4", "all-points AP50", None, None),
+        (("mocov1", "bsim", "cutmix", "1", "200"), "svm", "mAP", None, None),
+        (("mocov2", "bsim", "cutmix", "1", "800"), "linear-moco", "top-1", None, None),
+        (("mocov2", "bsim", "cutmix", "0.3", "200"), "svm", "mAP", None, None),
+        (("mocov2", "sim", "", "", "199"), "svm", "mAP", None, None),
+    ],
+)
+def test_the_papers_number_beside_a_result(
+    pretraining: tuple[str, str, str, str, str], protocol: str, metric: str, printed: str | None, table: int | None
+) -> None:
+    cell = find(result_of(Address(*pretraining, protocol, metric)), metric)
+    assert (cell and cell.printed) == printed
+    assert (cell and cell.mark) == (table and f"T{table}")
+
+
+def test_two_printings_of_one_number_are_both_named() -> None:
+    cell = find(result_of(Address(*BSIM, "svm", "mAP")), "mAP")
+    assert cell is not None
+    assert cell.where == (
+        "Table 4, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50, evaluated on VOC2007; printed as "
+        "84.55% in Table 2 and 84.55 in Table 7."
+    )
+    longer = cells()[Address("mocov2", "sim", "", "", "800", "detection-voc-c4", "AP")]
+    assert (longer.printed, longer.reprints) == ("57.4", ("57.4 in Table 9",))
+
+
+def test_cost_has_addresses() -> None:
+    def printed(method: str, objective: str, column: str) -> str:
+        mixed = ("", "") if objective == "sim" else ("cutmix", "1")
+        return cells()[Address(method, objective, *mixed, "200", "cost", column)].printed
+
+    assert [printed("moco", each, "memory per GPU") for each in ("sim", "bsim", "wbsim")] == ["5.5", "5.5", "8.2"]
+    assert [printed("moco", each, "hours") for each in ("sim", "bsim", "wbsim")] == ["53", "53", "65"]
+    assert [printed("byol", each, "batch") for each in ("sim", "bsim", "wbsim")] == ["4096", "4096", "1024"]
+    assert (printed("swav", "sim", "memory"), printed("swav", "sim", "GPU days")) == ("819", "33.3")
+
+
+OTHER_RUNS: dict[str, dict[str, Any]] = {
+    "another backbone": {"backbone": "resnet18"},
+    "Imagenette": {"images": 9469},
+    "a tenth held out": {"images": 1153051, "data": fingerprint(1281167)},
+    "as many scenes": {"data": "cb1d0d0f8e6a0fd8b1a3c4d5e6f70812"},
+    "smaller views": {"size": 112},
+    "other views": {"augment": "infomin"},
+    "weights to start from": {"weights": "imagenet"},
+    "one λ per image": {"mixing": Mixing()},
+    "half of the images mixed": {"mixing": Mixing(per_sample=False, share=0.5)},
+    "another epoch": {"epochs": 400},
+    "the interpolated target": {"head": Head(target="interpolated")},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_a_run_that_is_not_the_papers_is_shown_nothing(name: str) -> None:
+    usual = {"method": "byol", "objective": "bsim", "epochs": 200, "mixing": Mixing(per_sample=False)}
+    result = result_of(Address("byol", "bsim", "cutmix", "1", "200", "svm", "mAP"))
+    same, other = (json.dumps(settings_of_run(**(usual | each))) for each in ({}, OTHER_RUNS[name]))
+    assert find(replace(result, about=result.about | {"settings": same}), "mAP") is not None
+    assert find(replace(result, about=result.about | {"settings": other}), "mAP") is None
+    without = {key: value for key, value in result.about.items() if key != "settings"}
+    assert find(replace(result, about=without), "mAP") is None  # nobody knows
+    assert find(replace(result, about={}), "mAP") is None
+
+
+@pytest.mark.parametrize(
+    ("protocol", "changes"),
+    [
+        ("linear-moco", {"fast": True}),
+        ("linear-moco", {"epochs": 10}),
+        ("linear-moco", {"recipe": "moco-code"}),
+        ("linear-moco", {"size": 112}),
+        ("probe", {"lr": 0.1}),
+        ("svm", {"stage": "res4"}),
+        ("svm", {"fit": {"folds": 2}}),
+        ("lowshot", {"negatives": 1}),
+        ("semi", {"head_rate": 1.0}),
+        ("detection-voc-c4", {"questions": 10}),
+        ("detection-voc-c4", {"schedule": {"iterations": 10, "batch": 16, "lr": 0.02}}),
+    ],
+)
+def test_another_protocol_is_shown_nothing(protocol: str, changes: dict[str, Any]) -> None:
+    metric = next(each.column for each in cells() if each[:5] == BSIM and each.protocol == protocol)
+    result = result_of(Address(*BSIM, protocol, metric))
+    assert find(result, metric) is not None
+    assert changes.keys() <= result.settings.keys()
+    assert find(replace(result, settings=result.settings | changes), metric) is None
+
+
+def test_other_data_are_shown_nothing() -> None:
+    result = result_of(Address(*BSIM, "linear-moco", "top-1"))
+    for part in ("train", "test"):
+        details = {"data": result.details["data"] | {part: fingerprint(3925)}}
+        assert find(replace(result, details=details), "top-1") is None
+    assert find(replace(result, details={}), "top-1") is None
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if name.startswith("paper/")])
+def test_a_recipe_of_the_paper_is_shown_what_it_announces(name: str) -> None:
+    recipe = recipes.read(name)
+    run = from_plain(recipe.settings | {"size": 224})
+    options = {each.name: getattr(run, each.name) for each in fields(run) if each.name not in ("data", "augment")}
+    about = {"epoch": str(run.epochs), "settings": json.dumps(settings_of_run(**options))}
+    own = pretraining_of(about)
+    assert own is not None
+    announced = {
+        ("svm", "mAP"): r"VOC07 SVM (\d+\.\d+)",
+        (f"linear-{run.method if run.method in ('byol', 'simsiam') else 'moco'}", "top-1"): r"linear (\d+\.\d+)",
+        ("detection-voc-c4", "AP50"): r"VOC AP50 (\d+\.\d+)",
+    }
+    for (protocol, metric), pattern in announced.items():
+        stated = re.search(pattern, recipe.about["paper"])
+        cell = cells().get(Address(*own, protocol, metric))
+        if stated and run.method != "simclr":  # whose headline is that of the per-stage probe
+            assert cell is not None, protocol
+            assert stated[1] in " ".join((cell.printed, *cell.reprints)), protocol
+
+
+def test_what_is_required_of_a_protocol_can_be_set() -> None:
+    for protocol, (_, choices) in PROTOCOLS.items():
+        known = flatten(settings_of_protocol(protocol), empty=True)
+        assert choices.keys() <= known.keys(), protocol
+    known = settings_of_run(method="byol", objective="bsim", weights="x", smallest_crop=0.2, mixing=Mixing(ramp=(0, 1)))
+    assert {*PRETRAINED, *MIXED} - {"extended_from"} <= known.keys()

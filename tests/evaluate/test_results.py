@@ -1,13 +1,23 @@
 """Results on disk, over seeds, and beside the paper's."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from mixview.evaluate import judging
+from mixview.evaluate.encoders import load
+from mixview.evaluate.paper import Address
 from mixview.evaluate.results import Result, figure, read, save, show, summarise
+from mixview.train.pretraining import Pretraining, resume
+from mixview.train.run_folder import RunFolder, encoder_settings
+from mixview.train.settings import Mixing
+from tests.evaluate.published import result_of
+from tests.train.running import tiny
 
 BSIM = Result(
     protocol="linear",
@@ -46,16 +56,25 @@ def test_a_damaged_result_is_named(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_mean_and_deviation_over_seeds_and_runs() -> None:
-    others = [
-        replace(BSIM, seed=1, metrics={"top-1": 54.0}, encoder="second (mocov2 bsim)"),
-        replace(BSIM, seed=2, metrics={"top-1": 52.0}),
-        replace(BSIM, about=BSIM.about | {"objective": "sim"}),
-        replace(BSIM, settings={"fast": True}),
+def of_run(result: Result, seed: int = 0, encoder: str = "first (mocov2 bsim)", **settings: Any) -> Result:
+    """The same result of a run with other settings."""
+    shaped = {"method": "mocov2", "objective": "bsim", "epochs": 200, "backbone": "small", "mixing.mixer": "cutmix"}
+    shaped |= settings
+    about = result.about | {"seed": str(seed), "epoch": str(shaped["epochs"]), "settings": json.dumps(shaped)}
+    return replace(result, about=about, encoder=encoder)
+
+
+def test_mean_and_deviation_over_seeds() -> None:
+    results = [
+        of_run(BSIM),
+        of_run(replace(BSIM, seed=1, metrics={"top-1": 54.0}), seed=1, encoder="second (mocov2 bsim)"),
+        of_run(replace(BSIM, seed=2, metrics={"top-1": 52.0})),
+        of_run(BSIM, objective="sim"),
+        of_run(replace(BSIM, settings={"fast": True})),
         replace(BSIM, about={}, encoder="random small, seed 0", metrics={"top-1": 10.0}),
         replace(BSIM, about={}, encoder="random small, seed 1", metrics={"top-1": 12.0}, seed=1),
     ]
-    rows = summarise([BSIM, *others])
+    rows = summarise(results)
     assert [(row.runs, row.mean) for row in rows] == [(3, 52.0), (1, 50.0), (1, 50.0), (2, 11.0)]
     assert rows[0].std == pytest.approx(2.0)
     assert rows[1].std is None
@@ -63,17 +82,115 @@ def test_mean_and_deviation_over_seeds_and_runs() -> None:
     assert own[0].std == 0.3
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"backbone": "resnet18"},
+        {"mixing.mixer": "mixup"},
+        {"mixing.alpha": 0.25},
+        {"epochs": 400},
+        {"optimizer.lr": 0.3},
+        {"batch": 512},
+        {"head.temperature": 0.1},
+        {"data": "9469 images, 1 bytes, 0"},
+        {"weights": "imagenet"},
+    ],
+)
+def test_runs_that_differ_in_more_than_their_seed_are_not_averaged_and_told_apart(other: dict[str, Any]) -> None:
+    one, two = of_run(BSIM), of_run(replace(BSIM, metrics={"top-1": 10.0}), seed=1, **other)
+    assert [(row.runs, row.mean) for row in summarise([one, two])] == [(1, 50.0), (1, 10.0)]
+    text = printed(one, two)
+    assert "±" not in text
+    ((name, value),) = other.items()
+    assert f"first (mocov2 bsim), {name} {value}  " in text
+
+
+def test_an_encoder_of_another_epoch_is_another() -> None:
+    one, two = of_run(BSIM), of_run(BSIM)
+    two.about["epoch"] = "100"
+    assert [row.runs for row in summarise([one, two])] == [1, 1]
+    assert "first (mocov2 bsim), epoch 100  " in printed(one, two)
+
+
+def test_what_is_not_known_to_be_alike_is_not_averaged() -> None:
+    """Results of earlier versions, without the settings of the run."""
+    second = replace(BSIM, encoder="second (mocov2 bsim)", metrics={"top-1": 10.0})
+    rows = summarise([BSIM, second, of_run(BSIM), replace(BSIM, seed=1, metrics={"top-1": 52.0})])
+    assert [(row.runs, row.mean) for row in rows] == [(2, 51.0), (1, 10.0), (1, 50.0)]
+    damaged = replace(BSIM, about=BSIM.about | {"settings": "{"})
+    assert [row.runs for row in summarise([BSIM, damaged])] == [1, 1]
+
+
+def test_results_of_earlier_versions_get_their_settings_from_the_run(tmp_path: Path) -> None:
+    """They are averaged with others again, and the same evaluation of today takes their place."""
+    paths = {}
+    for name, seed, mixer, value in (("a", 0, "cutmix", 40.0), ("b", 1, "cutmix", 44.0), ("c", 1, "mixup", 90.0)):
+        path = paths[name] = tmp_path / name
+        config = {"method": "mocov2", "objective": "bsim", "seed": seed, "epochs": 200, "mixing": {"mixer": mixer}}
+        RunFolder.create(path, config, {"fingerprint": "60 images, 1 bytes, 0", "count": 60}).close()
+        about = BSIM.about | {"seed": str(seed)}
+        save(replace(BSIM, metrics={"top-1": value}, about=about, encoder=f"{name} (mocov2 bsim)"), path)
+    rows = summarise(result for path in paths.values() for result in read(path))
+    assert [(row.runs, row.mean) for row in rows] == [(2, 42.0), (1, 90.0)]
+    (then,) = read(paths["a"])
+    save(replace(then, metrics={"top-1": 41.0}, made="2100-01-01T00:00:00+00:00"), paths["a"])
+    assert len(list((paths["a"] / "evaluations").iterdir())) == 2
+    assert [result.metrics for result in read(paths["a"])] == [{"top-1": 41.0}]
+    # A result that was only kept in the folder is not the run's, nor is one of another seed.
+    for other in (replace(BSIM, encoder="d (mocov2 bsim)"), replace(BSIM, about=BSIM.about | {"seed": "9"})):
+        save(other, tmp_path / "b")
+    assert sum("settings" in result.about for result in read(tmp_path / "b")) == 1
+
+
+def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole: three runs, of which two differ in their seed, judged and shown together."""
+    runs = {"first": ("mixup", 0), "second": ("cutmix", 0), "third": ("cutmix", 1)}
+    for name, (mixer, seed) in runs.items():
+        mixing = Mixing(mixer=mixer, alpha=0.25)  # type: ignore[arg-type]
+        options = tiny(tmp_path / name, method="mocov2", objective="bsim", backbone="small", mixing=mixing, seed=seed)
+        Pretraining(**(options | {"data_options": {"count": 32, "size": 16}, "epochs": 1})).run()
+        judging.knn(str(tmp_path / name), data="scenes", data_options={"count": 30, "size": 16}, workers=0)
+    capsys.readouterr()
+    judging.show([str(tmp_path / name) for name in runs])
+    lines = [line for line in capsys.readouterr().out.splitlines() if "top-1" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("first (mocov2 bsim), mixing.mixer mixup ")
+    assert lines[1].startswith("mocov2 bsim, mixing.mixer cutmix ")
+    assert lines[1].split()[-1] == "2"
+    assert "paper" not in " ".join(lines)
+    # An encoder that left its folder still says what it is.
+    (tmp_path / "first" / "encoder.safetensors").rename(tmp_path / "alone.safetensors")
+    assert '"mixing.mixer": "mixup"' in load(str(tmp_path / "alone.safetensors"), natural_size=16).about["settings"]
+
+
+def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
+    for name, epochs in (("longer", 2), ("extended", 1)):
+        Pretraining(**(tiny(tmp_path / name) | {"epochs": epochs})).run()
+    resume(tmp_path / "extended", epochs=2)
+    longer, extended = (encoder_settings(tmp_path / name) for name in ("longer", "extended"))
+    assert longer is not None
+    assert extended == longer | {"extended_from": [1]}
+
+
 def test_the_paper_s_figure_stands_beside_and_is_marked_as_its_own() -> None:
-    text = printed(BSIM)
+    own = result_of(Address("mocov2", "bsim", "cutmix", "1", "200", "linear-moco", "top-1"))
+    text = printed(own)
     lines = text.splitlines()
     assert "the paper's" in lines[0]
     assert "50.0 %" in lines[1]
     assert "68.0 (+0.5↑) [T5]" in lines[1]
-    assert "[T5] The paper's: Table 5, MoCoV2-BSIM, 200 epochs of ImageNet, ResNet-50" in text
+    assert "[T5] The paper's: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
+    assert "paper" not in printed(replace(own, protocol="knn"))
+    sim = result_of(Address("mocov2", "sim", "", "", "200", "linear-moco", "top-1"))
+    assert "[T5] The paper's: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
+
+
+def test_protocols_notes_and_warnings_are_shown() -> None:
+    text = printed(BSIM)
+    assert "paper" not in text  # on Imagenette
     assert "linear: a linear classifier. On imagenette, train 4, test 2." in text
     assert "A note." in text
     assert "warning: Beware." in text
-    assert "paper" not in printed(replace(BSIM, protocol="knn"))
     several = printed(BSIM, replace(BSIM, seed=1, metrics={"top-1": 52.0}))
     assert "51.0 ± 1.4 %" in several
     assert "mocov2 bsim" in several

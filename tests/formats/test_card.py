@@ -33,6 +33,8 @@ def test_a_run_s_card_says_what_it_was_trained_on_how_and_what_was_measured(tmp_
             ),
             run,
         )  # fmt: skip
+    for about in ({}, {"method": "mocov2", "epoch": "2"}):  # of a random encoder, and of an earlier epoch
+        save(Result(protocol="knn", metrics={"top-1": 9.9}, words="", encoder="", data="imagenette", about=about), run)
     export(str(run), format="safetensors", out=str(tmp_path / "out"))
     card = (tmp_path / "out" / "README.md").read_text()
     _, matter, text = card.split("---\n", 2)
@@ -56,6 +58,7 @@ def test_a_run_s_card_says_what_it_was_trained_on_how_and_what_was_measured(tmp_
     ):
         assert words in text, words
     assert "secret" not in card
+    assert "9.9 %" not in card
 
 
 def test_of_anybody_s_weights_nothing_is_made_up(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 import torch
 from PIL import Image
 
+from mixview.evaluate import results
 from mixview.evaluate.knn import Neighbours
+from mixview.evaluate.paper import Address
 from mixview.report.confusions import confuse
 from mixview.report.curves import follow, thin_out
 from mixview.report.runs import gather, read_run
 from mixview.report.sprites import make_sprites
 from mixview.report.strips import found_by_detectors, make_strip
 from mixview.report.table import tabulate
+from tests.evaluate.published import result_of
 from tests.report.written import judged, write_run
 
 
@@ -57,8 +61,7 @@ def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
     assert both.name == "simclr bsim, 2 runs (mixing.alpha 1.0)"
     assert both.cells[0] is not None
     assert (both.cells[0].text, both.cells[0].runs, both.cells[0].best) == ("42.0 ± 2.8 %", 2, False)
-    assert both.cells[0].paper is not None
-    assert both.cells[0].paper.printed.startswith("62.3")
+    assert both.cells[0].paper is None  # which is of ImageNet, and these are scenes
     assert other.name == "alpha"
     assert other.cells[0] is not None
     assert other.cells[0].best
@@ -66,6 +69,41 @@ def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
     assert pixels.cells[0].paper is None
     assert pixels.cells[1] is not None
     assert not pixels.cells[1].best  # of one figure there is no best
+
+
+def test_lines_are_told_apart_and_results_of_other_encoders_have_their_own(tmp_path: Path) -> None:
+    paths = [
+        write_run(
+            tmp_path / name / "same", "scenes", "bsim", backbone=backbone, encoder=False, results_of={"top-1": 1.0}
+        )
+        for name, backbone in (("x", "small"), ("y", "resnet18"))
+    ]
+    (own,) = results.read(paths[0])
+    results.save(replace(own, about=own.about | {"epoch": "2"}), paths[0])
+    results.save(judged("random small, seed 0", {"top-1": 9.0}), paths[0])
+    lines = tabulate(gather(paths).runs, []).lines
+    assert {line.name: line.runs for line in lines} == {
+        "x/same (backbone small)": ["x/same"],
+        "x/same (backbone small, epoch 2)": ["x/same"],
+        "random small": [],
+        "y/same": ["y/same"],
+    }
+    # Seeds of two experiments: what they differ in is in their names.
+    other = write_run(
+        tmp_path / "z", "scenes", "bsim", backbone="resnet18", seed=1, encoder=False, results_of={"top-1": 3.0}
+    )
+    last = tabulate(gather([*paths, other]).runs, []).lines[-1]
+    assert (last.name, last.runs) == ("simclr bsim, 2 runs (backbone resnet18)", ["y/same", "z"])
+    assert last.cells[0] is not None
+    assert last.cells[0].text == "2.0 ± 1.4 %"
+
+
+def test_the_papers_number_stands_beside_a_run_of_its_settings_only() -> None:
+    result = result_of(Address("simclr", "bsim", "cutmix", "1", "200", "probe", "res5 top-1"))
+    (line,) = tabulate([], [result]).lines
+    assert line.cells[0] is not None
+    assert line.cells[0].paper is not None
+    assert line.cells[0].paper.printed == "62.3 (+0.7↑)"
 
 
 def test_sprites_keep_their_budget() -> None:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from mixview.cli import main
+from mixview.evaluate import results
 from mixview.report.figures import cost as costs
 from mixview.report.figures.alpha import gather_curves
 from mixview.report.figures.beta import density
@@ -186,13 +187,37 @@ def test_alpha_is_drawn_with_its_spread_and_the_papers(tmp_path: Path) -> None:
     for alpha, seed, knn in ((0.5, 0, 0.3), (0.5, 1, 0.5), (1.0, 0, 0.6)):
         run = write_run(tmp_path / f"{alpha}-{seed}", data, "bsim", alpha=alpha, seed=seed, knn=knn, encoder=False)
         paths.append(str(run))
-    ((group, points),) = gather_curves(open_runs(paths))["k-NN while training"].items()
-    assert group == "simclr bsim, cutmix"
-    assert [(point.alpha, point.values) for point in points] == [(0.5, [30.0, 50.0]), (1.0, [60.0])]
+    sim, curve = gather_curves(open_runs(paths))["k-NN while training"]
+    assert (sim.name, sim.points) == ("SIM, nothing mixed", [(None, [40.0])])
+    assert (curve.name, curve.points) == ("simclr bsim, cutmix", [(0.5, [30.0, 50.0]), (1.0, [60.0])])
     main(["figure", "alpha", *paths, "--out", str(tmp_path / "a")])
     check(tmp_path / "a", "k-NN while training", "SIM, nothing mixed")
     with pytest.raises(SystemExit, match="no two α to compare"):
         main(["figure", "alpha", paths[1], "--out", str(tmp_path / "b")])
+
+
+def test_alpha_keeps_apart_what_differs_in_more_than_alpha_and_seed(tmp_path: Path) -> None:
+    data = write_images(tmp_path / "set.npz")
+    paths = []
+    for number, (backbone, alpha, epochs) in enumerate([("small", 0.5, 4), ("resnet18", 0.5, 4), ("small", 1.0, 4)]):
+        for objective in ("bsim", "sim"):
+            path = tmp_path / f"{number}-{objective}"
+            options = {"backbone": backbone, "alpha": alpha, "epochs": epochs, "encoder": False}
+            score = {"top-1": 10.0 * number}
+            paths.append(str(write_run(path, data, objective, knn=0.1 * number, results_of=score, **options)))
+    kept = results.read(paths[0])[0]
+    results.save(replace(kept, settings={"k": 200}, metrics={"top-1": 77.0}), Path(paths[0]))
+    results.save(replace(kept, seed=1, metrics={"top-1": 4.0}), Path(paths[0]))  # of another seed of the evaluation
+    panels = gather_curves(open_runs(paths))
+    assert set(panels) == {"linear top-1", "linear top-1, k 200", "k-NN while training"}
+    assert panels["linear top-1"] == [
+        ("simclr bsim, cutmix, backbone small", [(0.5, [2.0]), (1.0, [20.0])]),
+        ("simclr bsim, cutmix, backbone resnet18", [(0.5, [10.0])]),
+        ("SIM, nothing mixed, backbone small", [(None, [0.0, 20.0])]),
+        ("SIM, nothing mixed, backbone resnet18", [(None, [10.0])]),
+    ]
+    assert panels["linear top-1, k 200"] == [("simclr bsim, cutmix", [(0.5, [77.0])])]
+    assert [curve.name for curve in panels["k-NN while training"]] == [curve.name for curve in panels["linear top-1"]]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_fifty_runs_stay_below_15_megabytes(same: bool, tmp_path: Path, monkeypa
     page = assemble(fifty, Showing(10_000))
     assert len(page["sets"]) == (1 if same else 50)
     assert page["sets"][0]["count"] >= 200
+    assert page["paper_cost"] == []  # which is of ImageNet
     assert len(render(page, "fifty")) < 15_000_000
 
 

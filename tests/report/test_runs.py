@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mixview.report.runs import experiments, gather, read_run
+from mixview.report.runs import gather, read_run
 from tests.report.written import judged, write_run
 
 
@@ -53,5 +53,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_runs_of_one_experiment_differ_in_their_seed_only(tmp_path: Path) -> None:
     first, second = (write_run(tmp_path / str(seed), "scenes", "bsim", seed=seed, encoder=False) for seed in (0, 1))
     third = write_run(tmp_path / "alpha", "scenes", "bsim", alpha=0.5, encoder=False)
-    groups = experiments(gather([first, second, third]).runs)
-    assert [[run.name for run in group] for group in groups] == [["0", "1"], ["alpha"]]
+    runs = [run.settings for run in gather([first, second, third]).runs]
+    assert runs[0] == runs[1] != runs[2]
+    (first / "data.json").write_text("{torn")
+    (second / "data.json").write_text("{torn")
+    runs = [run.settings for run in gather([first, second]).runs]
+    assert runs[0] != runs[1]  # nobody knows

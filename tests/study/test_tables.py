@@ -208,6 +208,25 @@ def test_images_and_versions_that_differ_are_warned_of() -> None:
     assert "Warning" not in tables.render(study, found)
 
 
+def test_tables_say_whether_lam_is_per_image_or_per_batch() -> None:
+    study, found = complete()
+    mixed = [name for name, result in found.items() if result.objective == "WBSIM"]
+
+    def sentence(*per_image: bool) -> str:
+        own = [{"objective": "wbsim", "mixing.per_sample": each} for each in per_image]
+        changed = {
+            name: replace(found[name], objective=f"WBSIM {number}", settings=settings)
+            for number, (name, settings) in enumerate(zip(mixed, own, strict=True))
+        }
+        return next(line for line in tables.notes(study, [*found.values(), *changed.values()][-2:]) if "λ" in line)
+
+    assert sentence(True, True) == "Mixtures have one λ per image, not the paper's one λ per batch."
+    assert sentence(False, False) == "Mixtures have one λ per batch, as in the paper."
+    assert sentence(True, False).endswith("; the exceptions, with one λ per batch: MoCo v2 · WBSIM 1.")
+    unmixed = [result for result in found.values() if result.objective != "WBSIM"]
+    assert not any("λ" in line for line in tables.notes(study, unmixed))
+
+
 def test_names_cannot_break_the_page(tmp_path: Path) -> None:
     (tmp_path / "results.md").write_text("# What\n\n## <script>alert(1)</script>\n\n| <b>x</b> |\n|---|\n| 1 |\n")
     page = write_page(tmp_path / "results.md").read_text()

@@ -1,94 +1,150 @@
 """How much the α of Beta(α, α) matters: figures of runs that differ in nothing else, beside the paper's table."""
 
+import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
+from mixview.evaluate.results import encoder_settings, tell_apart
 from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
+from mixview.train.run_folder import flatten
 
 WATCHED = "k-NN while training"
 
 
-class Point(NamedTuple):
-    """The figures of the runs of one α."""
+class Measured(NamedTuple):
+    """One metric of one encoder."""
 
-    alpha: float
+    name: str
+    """The protocol and the metric."""
+    how: dict[str, Any]
+    """Settings of the protocol, and the data."""
+    settings: dict[str, Any]
+    """What shaped the encoder, except the seed."""
+    value: float
+    """In per cent."""
+
+
+class Point(NamedTuple):
+    """The figures of the runs of one α, which differ in their seeds only."""
+
+    alpha: float | None
+    """None where nothing is mixed."""
     values: list[float]
+
+
+class Curve(NamedTuple):
+    """Runs that differ in nothing but α and their seeds; runs of SIM have one point."""
+
+    name: str
+    points: list[Point]
 
 
 @in_style
 def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None = None) -> list[Path]:
-    """Draw a figure over α, from runs that differ in --mixing.alpha (and in their seeds); runs of SIM are a line.
+    """Draw a figure over α, from runs that differ in --mixing.alpha and in their seeds; runs of SIM are a line.
+
+    Runs that differ in any other setting are on different curves.
 
     Args:
         runs: their folders.
         out: OUT.png and OUT.svg are written.
         metrics: which, such as "knn top-1"; by default all that runs of two α have, at most four.
     """
-    found = open_runs(runs)
-    curves = gather_curves(found)
-    names = [name for name in curves if metrics is None or name in metrics]
-    names = [name for name in names if any(len(points) > 1 for points in curves[name].values())][:4]
+    panels = gather_curves(open_runs(runs))
+    compared = {name for name, curves in panels.items() if any(len(curve.points) > 1 for curve in curves)}
+    names = [name for name in panels if name in compared and (metrics is None or name in metrics)][:4]
     if not names:
-        known = ", ".join(curves) or "none"
+        known = ", ".join(panels) or "none"
         raise ValueError(
-            "there are no two α to compare: give runs that differ in --mixing.alpha and have been judged (metrics: "
-            f"{known})"
+            "there are no two α to compare: give runs that differ in --mixing.alpha and in no other setting, and have "
+            f"been judged (metrics: {known})"
         )
     figure = new_figure(3.6 * (len(names) + 1), 3.3)
-    panels = figure.subplots(1, len(names) + 1)
-    for axes, name in zip(panels[:-1], names, strict=True):
-        for number, (group, points) in enumerate(curves[name].items()):
-            draw_curve(axes, sorted(points), group, COLOURS[number % len(COLOURS)])
-        plain = [
-            value
-            for run in found
-            if run.config.get("objective") == "sim"
-            for value in [figures(run).get(name)]
-            if value is not None
-        ]
-        if plain:
-            axes.axhline(statistics.fmean(plain), color=PALE, linestyle="--", label="SIM, nothing mixed")
+    axes_of = figure.subplots(1, len(names) + 1)
+    for axes, name in zip(axes_of[:-1], names, strict=True):
+        unmixed = [curve for curve in panels[name] if curve.points[0].alpha is None]
+        for number, curve in enumerate(curve for curve in panels[name] if curve not in unmixed):
+            draw_curve(axes, curve.points, curve.name, COLOURS[number % len(COLOURS)])
+        for number, curve in enumerate(unmixed):
+            style = ("--", ":", "-.")[number % 3]
+            axes.axhline(statistics.fmean(curve.points[0].values), color=PALE, linestyle=style, label=curve.name)
         axes.set(xlabel="α", ylabel=f"{name} (%)", title=name)
         axes.legend(fontsize=7)
-    draw_paper(panels[-1])
+    draw_paper(axes_of[-1])
     return save(figure, out)
 
 
-def figures(run: Run) -> dict[str, float]:
-    """What is known of a run, in per cent: its last evaluations, and its own k-NN at the end."""
-    known = {f"{result.protocol} {name}": value for result in run.results for name, value in result.metrics.items()}
-    watched = [record["knn"] for record in run.metrics if record.get("knn") is not None]
-    return known | ({WATCHED: 100 * watched[-1]} if watched else {})
+def measurements(run: Run) -> Iterator[Measured]:
+    """The evaluations in a run's folder, the mean over seeds of the evaluation, and its own k-NN at the end."""
+    seeds: dict[str, list[Measured]] = {}
+    for result in run.results:
+        how = flatten(result.settings) | {"data": result.data}
+        for metric, value in result.metrics.items():
+            each = Measured(f"{result.protocol} {metric}", how, encoder_settings(result), value)
+            encoder = result.about.get("seed")
+            seeds.setdefault(json.dumps([each.name, each.how, each.settings, encoder]), []).append(each)
+    for same in seeds.values():
+        yield same[0]._replace(value=statistics.fmean(each.value for each in same))
+    watched = [record for record in run.metrics if record.get("knn") is not None]
+    if watched:
+        settings = run.settings | {"step": watched[-1]["step"]}
+        yield Measured(WATCHED, {}, settings, 100 * watched[-1]["knn"])
 
 
-def gather_curves(runs: list[Run]) -> dict[str, dict[str, list[Point]]]:
-    """{metric: {method, objective and mixer: points}}"""
-    curves: dict[str, dict[str, list[Point]]] = {}
-    for run in runs:
-        mixing = run.config.get("mixing") or {}
-        if run.config.get("objective") == "sim" or "alpha" not in mixing:
-            continue
-        group = f"{run.config.get('method')} {run.config.get('objective')}, {mixing.get('mixer')}"
-        for name, value in figures(run).items():
-            points = curves.setdefault(name, {}).setdefault(group, [])
-            same = [point for point in points if point.alpha == float(mixing["alpha"])]
-            if same:
-                same[0].values.append(value)
-            else:
-                points.append(Point(float(mixing["alpha"]), [value]))
+def gather_curves(runs: list[Run]) -> dict[str, list[Curve]]:
+    """The curves of each metric, measured in one way. What differs in more than α and seed is on different curves."""
+    known = [each for run in runs for each in measurements(run) if is_unmixed(each) or "mixing.alpha" in each.settings]
+    panels: dict[str, list[Curve]] = {}
+    for name in dict.fromkeys(each.name for each in known):
+        ways: dict[str, list[Measured]] = {}
+        for each in known:
+            if each.name == name:
+                ways.setdefault(json.dumps(each.how, sort_keys=True), []).append(each)
+        for group, apart in zip(ways.values(), tell_apart([group[0].how for group in ways.values()]), strict=True):
+            panels[f"{name}, {apart}" if apart else name] = curves_of(group)
+    return panels
+
+
+def curves_of(measured: list[Measured]) -> list[Curve]:
+    """Figures that were measured alike, as curves over α."""
+    families: dict[str, dict[str, list[Measured]]] = {}
+    for each in measured:
+        rest = json.dumps(each.settings | {"mixing.alpha": None}, sort_keys=True)
+        families.setdefault(name_curve(each), {}).setdefault(rest, []).append(each)
+    curves = []
+    for name, groups in families.items():
+        for group, apart in zip(groups.values(), tell_apart([json.loads(each) for each in groups]), strict=True):
+            values: dict[float | None, list[float]] = {}
+            for each in group:
+                values.setdefault(each.settings.get("mixing.alpha"), []).append(each.value)
+            points = [Point(value, values[value]) for value in sorted(values, key=lambda value: value or 0.0)]
+            curves.append(Curve(f"{name}, {apart}" if apart else name, points))
     return curves
+
+
+def is_unmixed(measured: Measured) -> bool:
+    return measured.settings.get("objective") == "sim"
+
+
+def name_curve(measured: Measured) -> str:
+    """What a curve is of."""
+    if is_unmixed(measured):
+        return "SIM, nothing mixed"
+    method, objective, mixer = (measured.settings.get(name) for name in ("method", "objective", "mixing.mixer"))
+    return f"{method} {objective}, {mixer}"
 
 
 def draw_curve(axes: Axes, points: list[Point], name: str, colour: str) -> None:
     """Means, and deviations where an α has several runs."""
     means = [statistics.fmean(point.values) for point in points]
     spread = [statistics.stdev(point.values) if len(point.values) > 1 else 0.0 for point in points]
-    alphas = [point.alpha for point in points]
+    alphas = [point.alpha or 0.0 for point in points]
     axes.errorbar(alphas, means, spread if any(spread) else None, color=colour, marker="o", capsize=3, label=name)
 
 
@@ -100,5 +156,9 @@ def draw_paper(axes: Axes) -> None:
     baseline = paper.number(paper.tables()["tab:svm"][0].cell("MoCoV2", "SVM"))
     assert baseline is not None
     axes.axhline(baseline, color=PALE, linestyle="--", label="MoCoV2")
-    axes.set(xlabel="α", ylabel="SVM on VOC2007, mAP (%)", title=f"the paper's, Table {table.number}")
+    axes.set(
+        xlabel="α",
+        ylabel="SVM on VOC2007, mAP (%)",
+        title=f"the paper's, Table {table.number}\n(ResNet-50 on ImageNet)",
+    )
     axes.legend(fontsize=7)

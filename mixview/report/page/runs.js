@@ -82,7 +82,7 @@ function costSection() {
       el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((value) => el("td", {}, value)))))))));
   return section("cost", "What it cost", ["Time from the start to the last sign of life, looking and saving included. ", el("b", {}, "Compare runs of one machine only"),
     "; BSIM costs what SIM does where mixtures take the place of views, WBSIM computes both."],
-    sortable("Cost", columns, rows), el("details", {}, el("summary", {}, "The paper's own figures"), tables));
+    sortable("Cost", columns, rows), tables.length ? el("details", {}, el("summary", {}, "The paper's own figures"), tables) : null);
 }
 
 function againSection() {

@@ -28,8 +28,8 @@ const PROTOCOLS = { knn: "k-NN", linear: "linear", probe: "probe", svm: "SVM", l
 function evaluationSection() {
   const { columns, lines, notes, warnings } = DATA.evaluation;
   const look = ["How well labelled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
-    " ± is the standard deviation over seeds or samples. ", el("span", { class: "paper" }, "Violet figures are the paper's own"),
-    ", of a ResNet-50 trained on ImageNet: for orientation, not measured here."];
+    " ± is the standard deviation over seeds or samples. ",
+    ...(lines.some((line) => line.cells.some((cell) => cell && cell.paper)) ? [el("span", { class: "paper" }, "Violet figures are the paper's own"), ", for the same settings: not measured here."] : [])];
   if (!lines.length) {
     return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELLED_IMAGES"), " adds figures."]);
   }
