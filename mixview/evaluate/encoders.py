@@ -24,9 +24,9 @@ from mixview.data.augmentation import Normalise
 from mixview.data.decoding import Decoder
 from mixview.data.reading import MODES, Reader, natural_size
 from mixview.data.source import Source
+from mixview.evaluate.provenance import with_settings
 from mixview.evaluate.transforms import IMAGENET
 from mixview.export import load_encoder
-from mixview.train.run_folder import is_run, with_settings
 
 USUAL_SIZE = 224
 """What encoders from elsewhere were trained on."""
@@ -187,7 +187,7 @@ def load_run(file: Path, size: int | None, trust: bool) -> Subject:
     width = backbones.measure(encoder, str(spec["name"]), size=side, channels=channels)
     about = {str(key): str(value) for key, value in header["metadata"].items()}
     what = " ".join(about[key] for key in ("method", "objective") if key in about)
-    run = file.parent if is_run(file.parent) else None
+    run = file.parent if (file.parent / "config.yaml").is_file() else None
     about = with_settings(about, run) if run else about
     where = file.parent.name if run else file.name
     name = f"{where} ({what})" if what else where

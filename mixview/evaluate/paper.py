@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.train.run_folder import flatten, read_settings
-from mixview.train.settings import AUGMENTED_LIKE
+from mixview.evaluate.provenance import flatten, read_settings
 
 if TYPE_CHECKING:
     from mixview.evaluate.results import Result
@@ -213,6 +212,9 @@ PRETRAINED: Choices = {
 }
 """What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
 
+OWN_VIEWS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
+"""The augmentations of methods that have others than their own name's."""
+
 MIXED: Choices = {
     "mixing.per_sample": (False,),
     "mixing.partner": ("reversal",),
@@ -280,13 +282,13 @@ def find(result: "Result", metric: str) -> Cell | None:
 
 
 def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
-    """Whether what shaped an encoder (`run_folder.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
+    """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
     method = settings.get("method", "")
     return (
         {"backbone", "images"} <= settings.keys()
         and agrees(settings, PRETRAINED)
         and str(settings.get("data")).startswith(f"{IMAGENET[0]} images")  # the fingerprint; drawn scenes have no such
-        and settings.get("augment") == AUGMENTED_LIKE.get(method, method)
+        and settings.get("augment") in OWN_VIEWS.get(method, (method,))
         and (settings.get("objective") == "sim" or agrees(settings, MIXED))
     )
 

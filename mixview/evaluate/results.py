@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mixview.evaluate import paper
+from mixview.evaluate.provenance import read_settings, with_settings
 from mixview.export import write_atomically
-from mixview.train.run_folder import read_settings, with_settings
 
 FOLDER = "evaluations"
 FORMAT = 1

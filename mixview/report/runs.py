@@ -10,8 +10,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate import results
+from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result
-from mixview.train.run_folder import encoder_settings, is_run, read_metrics, read_status
+from mixview.train.run_folder import is_run, read_metrics, read_status
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mixview.data.opening import open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source, SourceError
 from mixview.distributed import synchronize_batch_norm
+from mixview.evaluate.provenance import encoder_settings
 from mixview.export import save_encoder
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
@@ -31,7 +32,7 @@ from mixview.train.journal import Journal
 from mixview.train.launching import end_with_parent, losing_no_process, meet_anew, process_rank
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder, RunFolderError, State, encoder_settings, recorded, start_or_resume
+from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
 from mixview.train.settings import (
     AUGMENTED_LIKE,
     Head,

@@ -22,8 +22,7 @@ import shlex
 import socket
 import sys
 import warnings
-import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -37,6 +36,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from mixview.atomic import atomic_write, remove_leftovers, sync
 from mixview.data.identity import note_images
 from mixview.data.source import Source
+from mixview.evaluate.provenance import flatten
 from mixview.train.checkpoints import in_words, remedy
 from mixview.train.launching import process_rank
 
@@ -63,27 +63,6 @@ MAY_CHANGE = frozenset(
     }
 )
 """Settings, with all below them, that a resumed run may change: they say where, how long and how closely watched."""
-
-NOT_SHAPING = frozenset(
-    {
-        "accelerator",
-        "augment_on",
-        "channels_last",
-        "compile",
-        "data",  # its fingerprint says which images they are, wherever they lie
-        "devices",
-        "max_time",
-        "nodes",
-        "out",
-        "resume",
-        "seed",
-        "validation",
-        "validation_split",
-        "watch",
-        "workers",
-    }
-)
-"""Settings, with all below them, that do not shape the encoder, and the seed: see `encoder_settings`."""
 
 FILES = ("config.yaml", "environment.json", "data.json", "status.json", "metrics.jsonl", "checkpoints")
 PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "safetensors", "jsonargparse")
@@ -381,55 +360,6 @@ def start_or_resume(
     return folder
 
 
-def encoder_settings(path: str | Path) -> dict[str, Any] | None:
-    """Everything that shapes the encoder of the run in a folder, except the seed, under dotted names.
-
-    Runs that agree in it differ in nothing but their seed: they are the ones to average. Beside the configuration these
-    are the fingerprint of the data (`data`), the number of images that are learned from (`images`), and the epochs that
-    the run had before it was extended. None if the folder does not say.
-    """
-    path = Path(path)
-    try:
-        run = RunFolder.open(path)
-        images: dict[str, Any] = {"data": run.data["fingerprint"]}
-    except (RunFolderError, KeyError):
-        return None
-    with (
-        contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile),
-        (path / "images.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as noted,
-    ):
-        images["images"] = int(noted["count"])
-    resumed = run.environment.get("resumed", [])
-    extended = [entry["extended_from"] for entry in resumed if isinstance(entry, dict) and "extended_from" in entry]
-    unmixed = {"mixing"} if run.config.get("objective") == "sim" else set()
-    kept = {name: value for name, value in run.config.items() if name not in NOT_SHAPING | unmixed}
-    return flatten(kept) | images | ({"extended_from": extended} if extended else {})
-
-
-def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
-    """What an encoder's file says of its run, with the settings that files of earlier versions lack.
-
-    They come from the run's folder, provided that it says the same of the run as far as the file goes.
-    """
-    if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
-        return about
-    config = RunFolder.open(path).config
-    same = all(
-        str(config.get(name)) == about[name] for name in ("method", "objective", "data", "seed") if name in about
-    )
-    return about | {"settings": json.dumps(settings, sort_keys=True)} if same else about
-
-
-def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
-    """The settings in what an encoder's file says of its run; None if it does not say them."""
-    try:
-        settings = json.loads(about["settings"])
-    except (KeyError, ValueError, RecursionError):
-        return None
-    return settings if isinstance(settings, dict) else None
-
-
 @contextlib.contextmanager
 def recorded(folder: RunFolder | None) -> Iterator[None]:
     """While a run trains into a folder: an error is written into its status, and the folder let go of at the end."""
@@ -586,17 +516,6 @@ def plain(value: Any, name: str) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{name} is a {type(value).__name__}, which has no place in a run folder: pass its plain settings")
-
-
-def flatten(settings: dict[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
-    """Nested settings under dotted names. Unless `empty`, one that is None is left out: it is as good as not there."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}.", empty=empty)
-        elif empty or value is not None:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def show(value: Any) -> str:

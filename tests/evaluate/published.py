@@ -14,9 +14,10 @@ from mixview.detection.models import Model, Scales
 from mixview.detection.training import Schedule
 from mixview.evaluate.judging import Linear, LowShot, Probe, Semi, Setting, Svm
 from mixview.evaluate.paper import Address
+from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result
 from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import RunFolder, encoder_settings
+from mixview.train.run_folder import RunFolder
 from mixview.train.settings import AUGMENTED_LIKE, Head, Mixing
 
 PROTOCOLS = {"probe": Probe, "svm": Svm, "lowshot": LowShot, "semi": Semi}

@@ -12,9 +12,10 @@ from rich.console import Console
 from mixview.evaluate import judging
 from mixview.evaluate.encoders import load
 from mixview.evaluate.paper import Address
+from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result, figure, read, save, show, summarise
 from mixview.train.pretraining import Pretraining, resume
-from mixview.train.run_folder import RunFolder, encoder_settings
+from mixview.train.run_folder import RunFolder
 from mixview.train.settings import Mixing
 from tests.evaluate.published import result_of
 from tests.train.running import tiny

@@ -222,7 +222,7 @@ def test_what_may_change(tmp_path: Path) -> None:
         run.resume(longer, {"host": "c"})
     again = RunFolder.open(run.path)
     assert again.config["epochs"] == 800
-    assert again.environment == {"versions": {}, "resumed": [{"host": "b"}, {"host": "c"}]}
+    assert again.environment == {"versions": {}, "resumed": [{"host": "b", "extended_from": 200}, {"host": "c"}]}
 
 
 def test_flatten() -> None:

@@ -1,0 +1,105 @@
+"""What shaped an encoder: every setting of its run that two runs of one experiment have in common.
+
+    about["settings"] = json.dumps(encoder_settings("runs/first"), sort_keys=True)  # written with the encoder
+    read_settings(about)["mixing.alpha"]
+
+Encoders that agree in all of it differ in nothing but their seed.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+NOT_SHAPING = frozenset(
+    {
+        "accelerator",
+        "augment_on",
+        "channels_last",
+        "compile",
+        "data",  # its fingerprint says which images they are, wherever they lie
+        "devices",
+        "max_time",
+        "nodes",
+        "out",
+        "resume",
+        "seed",
+        "validation",
+        "validation_split",
+        "watch",
+        "workers",
+    }
+)
+"""Settings, with all below them, that do not shape the encoder, and the seed: see `encoder_settings`."""
+
+
+def encoder_settings(path: str | Path) -> dict[str, Any] | None:
+    """Everything that shapes the encoder of the run in a folder, except the seed, under dotted names.
+
+    Beside the configuration these are the fingerprint of the data (`data`), the number of images that are learned from
+    (`images`), and the epochs that the run had before it was extended. None if the folder does not say.
+    """
+    config, data, environment = (
+        read_dict(Path(path) / name) for name in ("config.yaml", "data.json", "environment.json")
+    )
+    if config is None or data is None or environment is None or "fingerprint" not in data:
+        return None
+    images: dict[str, Any] = {"data": data["fingerprint"]}
+    try:
+        with (Path(path) / "images.npz").open("rb") as file, np.load(file, allow_pickle=False) as noted:
+            images["images"] = int(noted["count"])
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        pass  # of an early version
+    resumed = environment.get("resumed", [])
+    extended = [entry["extended_from"] for entry in resumed if isinstance(entry, dict) and "extended_from" in entry]
+    unmixed = {"mixing"} if config.get("objective") == "sim" else set()
+    kept = {name: value for name, value in config.items() if name not in NOT_SHAPING | unmixed}
+    return flatten(kept) | images | ({"extended_from": extended} if extended else {})
+
+
+def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
+    """What an encoder's file says of its run, with the settings that files of earlier versions lack.
+
+    They come from the run's folder, provided that it says the same of the run as far as the file goes.
+    """
+    if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
+        return about
+    config = read_dict(path / "config.yaml") or {}
+    same = all(
+        str(config.get(name)) == about[name] for name in ("method", "objective", "data", "seed") if name in about
+    )
+    return about | {"settings": json.dumps(settings, sort_keys=True)} if same else about
+
+
+def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
+    """The settings in what an encoder's file says of its run; None if it does not say them."""
+    try:
+        settings = json.loads(about["settings"])
+    except (KeyError, ValueError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def read_dict(path: Path) -> dict[str, Any] | None:
+    """What a file of a run says; None if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def flatten(settings: dict[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:
+    """Nested settings under dotted names. Unless `empty`, one that is None is left out: it is as good as not there."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}.", empty=empty)
+        elif empty or value is not None:
+            flat[f"{prefix}{name}"] = value
+    return flat
