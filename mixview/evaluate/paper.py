@@ -263,7 +263,7 @@ PROTOCOLS: Mapping[str, tuple[tuple[int, int], Choices]] = {
     "linear-moco": (IMAGENET, trained(100, 256, 30, fast=(False,))),
     "linear-byol": (IMAGENET, trained(90, 256, 0.01, fast=(False,))),
     "linear-simsiam": (IMAGENET, trained(90, 4096, 1.6, fast=(False,))),
-    "probe": (IMAGENET, trained(90, 256, 0.01)),
+    "probe": (IMAGENET, trained(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
     "semi": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
     "svm": (VOC07, {**FIT, "difficult": ("negative",)}),
     "lowshot": (VOC07, {**FIT, "negatives": (None, 19)}),
