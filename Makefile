@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.installed
 
-.PHONY: demo pictures test test-slow test-wheel lint docs wheel bench clean
+.PHONY: demo pictures test test-slow test-wheel mutate lint docs wheel bench clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -23,6 +23,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+mutate: $(READY)
+	$(BIN)/python -m tests.mutate
 
 test-wheel: $(READY)
 	$(BIN)/python -m pytest -m slow tests/test_wheel.py

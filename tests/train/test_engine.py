@@ -66,10 +66,10 @@ def make_engine(method: Method, settings: Optimizer, objective: Objective, **opt
     )
 
 
-def train(engine: Engine) -> list[float]:
-    """All steps; the learning rates that the engine says it took them at."""
+def train(engine: Engine) -> list[tuple[float, float]]:
+    """All steps: the loss and the learning rate that the engine says each was taken at."""
     with Stopping(engine.fabric, None, every=1) as stopping:
-        return [rate for _, rate, _ in engine.train(stopping)]
+        return [(float(loss), rate) for loss, rate, _ in engine.train(stopping)]
 
 
 def step_once(method: Method, settings: Optimizer, objective: Objective, **options: Any) -> dict[str, Tensor]:
@@ -95,8 +95,10 @@ class ByHand:
         self.velocity = {name: torch.zeros_like(each) for name, each in self.trained.items()}
         self.keys: list[Tensor] = []
 
-    def step(self, number: int, first: Tensor, second: Tensor, objective: Objective, seed: int = SEED) -> float:
-        """One optimizer step; returns its learning rate."""
+    def step(
+        self, number: int, first: Tensor, second: Tensor, objective: Objective, seed: int = SEED
+    ) -> tuple[float, float]:
+        """One optimizer step; returns its loss and its learning rate."""
         total = torch.zeros((), dtype=first.dtype)
         parts = zip(first.chunk(self.accumulate), second.chunk(self.accumulate), strict=True)
         self.keys = []
@@ -116,7 +118,7 @@ class ByHand:
                 self.velocity[name] = self.settings.momentum * self.velocity[name] + step
                 weight -= (self.settings.lr if fixed else rate) * self.velocity[name]
         self.follow(number)
-        return rate
+        return float(total.detach()), rate
 
     def rate(self, number: int) -> float:
         """A line up to lr over the warm-up, then half a cosine down to 0."""
@@ -197,9 +199,11 @@ def test_training_is_what_it_is_by_hand(name: str, accumulate: int) -> None:
     hand = ByHand(name, copy.deepcopy(method), settings, accumulate=accumulate)
     objective = wbsim(0.4, 0.6, Mixup(per_sample=True))
     engine = make_engine(method, settings, objective, accumulate=accumulate)
-    rates = train(engine)
-    expected = [hand.step(number, *some_views()[number % EPOCH_STEPS][:2], objective) for number in range(engine.steps)]
-    assert rates == pytest.approx(expected)
+    found = train(engine)
+    for number, (loss, rate) in enumerate(found):
+        expected = hand.step(number, *some_views()[number % EPOCH_STEPS][:2], objective)
+        assert (loss, rate) == pytest.approx(expected, rel=1e-5), number
+    assert len(found) == STEPS
     close: dict[str, float] = {"rtol": 1e-5, "atol": 1e-6}  # Fabric hands keys on in float32
     torch.testing.assert_close(dict(method.named_parameters()), dict(hand.method.named_parameters()), **close)
     buffers = dict(hand.method.named_buffers()) | pointer(method)
@@ -234,8 +238,11 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(name: str) -> None:
 
 def test_cached_gradients_are_those_of_the_whole_batch() -> None:
     whole = step_once(make("simclr"), CONSTANT, bsim(Mixup()))
-    cached = step_once(make("simclr"), CONSTANT, bsim(Mixup()), accumulate=4, exact_batch=True)
+    method, seen = make("simclr"), []
+    method.encoder.register_forward_hook(lambda module, images, features: seen.append(len(features)))
+    cached = step_once(method, CONSTANT, bsim(Mixup()), accumulate=4, exact_batch=True)
     torch.testing.assert_close(cached, whole)
+    assert set(seen) == {BATCH // 4}  # images in memory at a time
     parts = step_once(make("simclr"), CONSTANT, bsim(Mixup()), accumulate=4)  # fewer negatives: another gradient
     assert any(not torch.allclose(parts[name], whole[name]) for name in whole)
 
@@ -347,3 +354,27 @@ def test_a_run_is_what_it_is_by_hand(name: str, tmp_path: Path, monkeypatch: pyt
         for weight_name, weight in network.named_parameters():
             stored = state["method"][f"{part}.{weight_name}"]
             torch.testing.assert_close(stored, weight.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_seed_makes_the_first_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):
+        pass
+
+    def first_weights(seed: int, out: str) -> dict[str, Tensor]:
+        begun: list[Method] = []
+
+        def stop(*, module: nn.Module, **_: Any) -> None:
+            begun.append(module.module)  # type: ignore[arg-type]
+            raise Begun
+
+        monkeypatch.setattr(pretraining, "Engine", stop)
+        with pytest.raises(Begun):
+            pretraining.Pretraining(**tiny(tmp_path / out, backbone="small", method="byol", seed=seed)).run()
+        return dict(begun[0].state_dict())
+
+    first, again, other = first_weights(0, "first"), first_weights(0, "again"), first_weights(1, "other")
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+    for part in ("online.encoder", "online.projector", "predictor"):
+        drawn = [name for name, weight in first.items() if name.startswith(part) and weight.ndim > 1]
+        assert drawn
+        assert not any(torch.equal(first[name], other[name]) for name in drawn)
