@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import EllipsisType
+from types import EllipsisType, ModuleType
 from typing import NamedTuple
 
 from tests.mutations import MUTATIONS, Mutation
@@ -110,6 +110,7 @@ class Sandbox:
         sys.path[:] = [str(self.root), *(each for each in sys.path if each not in ("", str(ROOT)))]
         for name in [name for name in sys.modules if name.partition(".")[0] in ("mixview", "tests")]:
             del sys.modules[name]
+        sys.modules["__main__"] = ModuleType("__main__")  # processes that a test spawns would run this one's again
         code = int(importlib.import_module("pytest").main(["-x", "-q", "--no-header", "--tb=line", *tests]))
         sys.stdout.flush()
         return code

@@ -40,11 +40,9 @@ class Mutation(NamedTuple):
 
 
 def of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) -> list[Mutation]:
-    """Mutations of one file; a third element names tests of its own instead."""
-    return [
-        Mutation(file, old, new, tuple((own[0] if own else tests).split()))
-        for old, new, *own in changes
-    ]  # fmt: skip
+    """Mutations of one file; a third element names tests of its own instead, as ::name one in the file `tests`."""
+    own = [tests if not third else third[0] if third[0][:2] != "::" else tests + third[0] for _, _, *third in changes]
+    return [Mutation(file, each[0], each[1], tuple(named.split())) for each, named in zip(changes, own, strict=True)]
 
 
 ENGINE = "tests/train/test_engine.py"
@@ -58,23 +56,48 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/mixing.py",
         "tests/test_mixing.py",
-        ("kept = (height * width - pasted)", "kept = (pasted + 0 * height * width)"),
-        ("half = torch.sqrt(1 - lam) / 2", "half = (1 - lam) / 2"),
-        ("partner = own.flip(1).reshape(count)", "partner = own.flip(0).reshape(count)"),
-        ("drawn = torch.maximum(drawn, 1 - drawn)", "drawn = torch.minimum(drawn, 1 - drawn)"),
+        (
+            "kept = (height * width - pasted)",
+            "kept = (pasted + 0 * height * width)",
+            "::test_cutmix_lam_is_the_share_of_pixels_kept",
+        ),
+        (
+            "half = torch.sqrt(1 - lam) / 2",
+            "half = (1 - lam) / 2",
+            "::test_box_centres_are_uniform_and_sides_keep_the_aspect_ratio",
+        ),
+        ("partner = own.flip(1).reshape(count)", "partner = own.flip(0).reshape(count)", "::test_partners"),
+        (
+            "drawn = torch.maximum(drawn, 1 - drawn)",
+            "drawn = torch.minimum(drawn, 1 - drawn)",
+            "::test_folding_keeps_the_larger_part",
+        ),
         (
             "torch.lerp(images[self.partner].to(exact), images.to(exact), weight)",
             "torch.lerp(images.to(exact), images[self.partner].to(exact), weight)",
+            ENGINE,
         ),
-        ("(torch.log(u) - torch.log(v)) / alpha", "(torch.log(u) - torch.log(v))"),
+        (
+            "(torch.log(u) - torch.log(v)) / alpha",
+            "(torch.log(u) - torch.log(v))",
+            "::test_lam_before_clipping_is_beta",
+        ),
         ('f"mixture/{seed}/{step}/{group}"', 'f"mixture/{seed}/{group}"'),
-        ("drawn = 1 - strength * (1 - drawn)", "drawn = strength * drawn"),
-        ("reshape(count) >= self.share", "reshape(count) < self.share"),
+        (
+            "drawn = 1 - strength * (1 - drawn)",
+            "drawn = strength * drawn",
+            "::test_strength_multiplies_the_partners_share",
+        ),
+        (
+            "reshape(count) >= self.share",
+            "reshape(count) < self.share",
+            "::test_a_share_of_the_images_is_mixed_and_the_others_stay_whole",
+        ),
         (
             "return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)",
             "return Mixture(own, hidden.lam, hidden.pixels)",
         ),
-        ("rows = each if self.per_sample else 1", "rows = each"),
+        ("rows = each if self.per_sample else 1", "rows = each", "::test_one_lam_a_batch_or_one_a_sample"),
     ),
     *of(
         "mixview/losses.py",
@@ -82,13 +105,30 @@ MUTATIONS: list[Mutation] = [
         (
             "(denominator - lam * first - (1 - lam) * second).mean()",
             "(denominator - first - (1 - lam) * second).mean()",
+            "::test_nt_xent_is_equation_1",
         ),
-        ("to_mixtures.masked_fill(share_a_parent(mixture, rows), -math.inf)", "to_mixtures"),
-        ("second = torch.where(mixture.lam < 1, mixture.partner, own)", "second = mixture.partner"),
-        ("(lam * first_loss + (1 - lam) * second_loss).mean()", "(lam * first_loss + (1 - lam) * second_loss).sum()"),
-        ("competes = (lam > 0) & (lam < 1)", "competes = (lam >= 0) & (lam <= 1)"),
-        ("return 2 - 2 * (q * parents).sum(1).mean()", "return 1 - (q * parents).sum(1).mean()"),
-        ("parents = unit(parents)", "parents = parents * 1"),
+        (
+            "to_mixtures.masked_fill(share_a_parent(mixture, rows), -math.inf)",
+            "to_mixtures",
+            "::test_nt_xent_is_equation_1",
+        ),
+        (
+            "second = torch.where(mixture.lam < 1, mixture.partner, own)",
+            "second = mixture.partner",
+            "::test_nt_xent_is_equation_1",
+        ),
+        (
+            "(lam * first_loss + (1 - lam) * second_loss).mean()",
+            "(lam * first_loss + (1 - lam) * second_loss).sum()",
+            "::test_info_nce_is_equation_3",
+        ),
+        ("competes = (lam > 0) & (lam < 1)", "competes = (lam >= 0) & (lam <= 1)", "::test_info_nce_is_equation_3"),
+        (
+            "return 2 - 2 * (q * parents).sum(1).mean()",
+            "return 1 - (q * parents).sum(1).mean()",
+            "::test_regression_is_equation_4",
+        ),
+        ("parents = unit(parents)", "parents = parents * 1", "::test_regression_is_equation_4"),
     ),
     *of(
         "mixview/objective.py",
@@ -101,10 +141,22 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/nn.py",
         "tests/test_nn.py",
-        ("self.pointer.add_(len(keys)).remainder_(size)", "self.pointer.add_(1).remainder_(size)"),
-        ("get_ema_multi_avg_fn(momentum)", "get_ema_multi_avg_fn(1 - momentum)"),
-        ("variances if each is not None]).mean(0)", "variances if each is not None])[0]"),
-        ('affine=last_norm == "affine"', "affine=True"),
+        (
+            "self.pointer.add_(len(keys)).remainder_(size)",
+            "self.pointer.add_(1).remainder_(size)",
+            "::test_queue_is_a_ring_of_any_batch",
+        ),
+        (
+            "get_ema_multi_avg_fn(momentum)",
+            "get_ema_multi_avg_fn(1 - momentum)",
+            "::test_follow_is_the_exponential_moving_average",
+        ),
+        (
+            "variances if each is not None]).mean(0)",
+            "variances if each is not None])[0]",
+            "::test_split_batch_norm_is_one_batch_norm_a_part",
+        ),
+        ('affine=last_norm == "affine"', "affine=True", "::test_mlp_layers"),
     ),
     *of(
         "mixview/methods/byol.py",
@@ -221,20 +273,41 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/train/optimisers.py",
         "tests/train/test_optimisers.py",
-        ("return self.lr * batch / 256 if self.scale_lr else self.lr", "return self.lr"),
-        ('return self.name == "sgd" if', 'return self.name != "adamw" if'),
-        ("weight.ndim <= 1), []", "weight.ndim <= 2), []"),
+        (
+            "return self.lr * batch / 256 if self.scale_lr else self.lr",
+            "return self.lr",
+            "::test_learning_rate_scales_with_the_batch",
+        ),
+        (
+            'return self.name == "sgd" if',
+            'return self.name != "adamw" if',
+            "::test_norms_and_biases_are_left_out_by_shape",
+        ),
+        ("weight.ndim <= 1), []", "weight.ndim <= 2), []", "::test_norms_and_biases_are_left_out_by_shape"),
         (
             'ratio = group["trust"] * norm / (gradient_norm + group["weight_decay"] * norm)',
             'ratio = group["trust"] * norm / gradient_norm',
+            "::test_lars_is_the_paper_s",
         ),
-        ("return epoch / warmup", "return 1.0"),
-        ("min(1.0, (epoch - warmup) / (epochs - warmup))", "min(1.0, epoch / epochs)"),
-        ("sum(epoch >= milestone for", "sum(epoch > milestone for"),
-        ('"fixed": is_apart and settings.fixed_predictor_lr', '"fixed": False'),
-        ("settings.predictor_rate if is_apart else 1.0", "1.0"),
-        ('{"adapt": not excluded} if', '{"adapt": True} if'),
-        ("v.mul_(momentum).add_(gradient, alpha=rate)", "v.mul_(momentum).add_(gradient)"),
+        ("return epoch / warmup", "return 1.0", "::test_simclr_warm_up_and_cosine"),
+        (
+            "min(1.0, (epoch - warmup) / (epochs - warmup))",
+            "min(1.0, epoch / epochs)",
+            "::test_simclr_warm_up_and_cosine",
+        ),
+        ("sum(epoch >= milestone for", "sum(epoch > milestone for", "::test_moco_v1_steps"),
+        (
+            '"fixed": is_apart and settings.fixed_predictor_lr',
+            '"fixed": False',
+            "::test_the_fixed_predictor_keeps_its_learning_rate",
+        ),
+        ("settings.predictor_rate if is_apart else 1.0", "1.0", "::test_the_predictor_may_learn_at_a_rate_of_its_own"),
+        ('{"adapt": not excluded} if', '{"adapt": True} if', "::test_norms_and_biases_are_left_out_by_shape"),
+        (
+            "v.mul_(momentum).add_(gradient, alpha=rate)",
+            "v.mul_(momentum).add_(gradient)",
+            "::test_lars_is_the_paper_s",
+        ),
     ),
     *of(
         "mixview/train/settings.py",
@@ -280,9 +353,13 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/train/estimate.py",
         "tests/train/test_estimate.py",
-        ("statistics.median(seconds[1:] or seconds)", "statistics.median(seconds)"),
-        ("low, high = (n, high) if good(n) else (low, n)", "low, high = (n, high) if good(n) else (low, high - 1)"),
-        ("room = share * available() + rest", "room = available() + rest"),
+        ("statistics.median(seconds[1:] or seconds)", "statistics.median(seconds)", "::test_median_after_the_first"),
+        (
+            "low, high = (n, high) if good(n) else (low, n)",
+            "low, high = (n, high) if good(n) else (low, high - 1)",
+            "::test_accelerator",
+        ),
+        ("room = share * available() + rest", "room = available() + rest", "::test_cpu"),
     ),
     # --- recipes ----------------------------------------------------------------------------------------------------
     *of(
@@ -348,17 +425,30 @@ MUTATIONS: list[Mutation] = [
         (
             'if settings.difficult == "negative" else labels != 0',
             'if settings.difficult != "negative" else labels != 0',
+            "::test_difficult_images_can_be_left_out_of_training",
         ),
-        ("truth == 1, truth == 0, interpolation", "truth == 1, None, interpolation"),
+        (
+            "truth == 1, truth == 0, interpolation",
+            "truth == 1, None, interpolation",
+            "::test_equals_the_published_script",
+        ),
     ),
     *of(
         "mixview/evaluate/svm_fitting.py",
         "tests/evaluate/test_svm.py",
-        ("positive_weight: float = 2.0", "positive_weight: float = 1.0"),
-        ("range(4, 20)", "range(4, 19)"),
-        ('relevant, ignored, interpolation="plain"', 'relevant, ignored, interpolation="all-points"'),
-        ("features / (features.norm(dim=1, keepdim=True) + 1e-5)", "features / 1.0"),
-        ("self.fit.costs), tolerance", "self.fit.costs[:1]), tolerance"),
+        ("positive_weight: float = 2.0", "positive_weight: float = 1.0", "::test_the_defaults_are_the_published_ones"),
+        ("range(4, 20)", "range(4, 19)", "::test_the_defaults_are_the_published_ones"),
+        (
+            'relevant, ignored, interpolation="plain"',
+            'relevant, ignored, interpolation="all-points"',
+            "::test_equals_the_published_script",
+        ),
+        (
+            "features / (features.norm(dim=1, keepdim=True) + 1e-5)",
+            "features / 1.0",
+            "::test_equals_the_published_script",
+        ),
+        ("self.fit.costs), tolerance", "self.fit.costs[:1]), tolerance", "::test_both_backends_agree"),
     ),
     *of(
         "mixview/evaluate/svm_solver.py",
@@ -368,10 +458,18 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/evaluate/low_shot.py",
         "tests/evaluate/test_low_shot.py",
-        ("ratio(settings, labels) * k), index]", "ratio(settings, labels)), index]"),
-        ("return float(np.std(self.values))", "return float(np.std(self.values, ddof=1))"),
-        ("default_rng([settings.seed, sample, k])", "default_rng([settings.seed, k])"),
-        ("some(column == -1,", "some(column != 1,"),
+        ("ratio(settings, labels) * k), index]", "ratio(settings, labels)), index]", "::test_what_is_drawn"),
+        (
+            "return float(np.std(self.values))",
+            "return float(np.std(self.values, ddof=1))",
+            "::test_each_sample_equals_the_svms_of_what_was_drawn",
+        ),
+        (
+            "default_rng([settings.seed, sample, k])",
+            "default_rng([settings.seed, k])",
+            "::test_drawing_depends_on_seed_sample_and_k_alone",
+        ),
+        ("some(column == -1,", "some(column != 1,", "::test_what_is_drawn"),
     ),
     *of(
         "mixview/evaluate/average_precision.py",
@@ -453,17 +551,33 @@ MUTATIONS: list[Mutation] = [
         "mixview/detection/metrics.py",
         "tests/detection/test_metrics.py",
         ('"iscrowd": int(each.ignored[place])', '"iscrowd": 0'),
-        ("enough = overlap[:, None] > thresholds", "enough = overlap[:, None] > thresholds - 0.1"),
-        ("right |= on & (on.cumsum(0) == 1)", "right |= on"),
-        ("return [left, top, right - left, bottom - top]", "return [left, top, right, bottom]"),
+        (
+            "enough = overlap[:, None] > thresholds",
+            "enough = overlap[:, None] > thresholds - 0.1",
+            "::test_vocs_average_precisions_against_loops",
+        ),
+        ("right |= on & (on.cumsum(0) == 1)", "right |= on", "::test_vocs_average_precisions_against_loops"),
+        (
+            "return [left, top, right - left, bottom - top]",
+            "return [left, top, right, bottom]",
+            "::test_equal_to_pycocotools_on_anything",
+        ),
     ),
     *of(
         "mixview/detection/targets.py",
         "tests/detection/test_targets.py",
-        ("torch.stack([width - right, top, width - left, bottom], 1)", "torch.stack([left, top, right, bottom], 1)"),
-        ("kept = ~objects.crowd &", "kept ="),
+        (
+            "torch.stack([width - right, top, width - left, bottom], 1)",
+            "torch.stack([left, top, right, bottom], 1)",
+            "::test_a_flip_swaps_left_and_right",
+        ),
+        ("kept = ~objects.crowd &", "kept =", "::test_crowds_are_left_out"),
         ("objects.classes[kept] + 1", "objects.classes[kept]"),
-        ("boxes[:, 0::2].clip(0, width)", "boxes[:, 0::2].clip(0, height)"),
+        (
+            "boxes[:, 0::2].clip(0, width)",
+            "boxes[:, 0::2].clip(0, height)",
+            "::test_boxes_are_clipped_and_those_outside_left_out",
+        ),
     ),
     *of(
         "mixview/detection/training.py",

@@ -97,6 +97,8 @@ def test_mlp_layers() -> None:
     assert kinds == [*hidden, *hidden, nn.Linear, nn.BatchNorm1d]
     assert [type(layer) for layer in MLP((4, 3))] == [nn.Linear]
     assert MLP((4, 3))[0].bias is not None
+    assert [MLP((4, 3), last_norm=kind)[-1].affine for kind in ("plain", "affine")] == [False, True]
+    assert [MLP((4, 6, 3), norm=norm)[0].bias is None for norm in (True, False)] == [True, False]
     with pytest.raises(ValueError, match="at least an input and an output width"):
         MLP((4,))
     with pytest.raises(ValueError, match="last_norm must be None"):
