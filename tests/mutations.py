@@ -48,6 +48,7 @@ def of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) 
 ENGINE = "tests/train/test_engine.py"
 PUBLISHED = "tests/train/test_published_settings.py"
 RUNS = "tests/train/test_pretraining.py"
+FROZEN = "tests/evaluate/test_frozen.py"
 CHECKPOINTS = "tests/train/test_checkpoints.py"
 FOLDERS = "tests/train/test_run_folder.py"
 
@@ -82,7 +83,11 @@ MUTATIONS: list[Mutation] = [
             "(torch.log(u) - torch.log(v))",
             "::test_lam_before_clipping_is_beta",
         ),
-        ('f"mixture/{seed}/{step}/{group}"', 'f"mixture/{seed}/{group}"'),
+        (
+            'f"mixture/{seed}/{step}/{group}"',
+            'f"mixture/{seed}/{group}"',
+            "::test_generators_depend_on_seed_step_and_group_alone",
+        ),
         (
             "drawn = 1 - strength * (1 - drawn)",
             "drawn = strength * drawn",
@@ -96,6 +101,7 @@ MUTATIONS: list[Mutation] = [
         (
             "return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)",
             "return Mixture(own, hidden.lam, hidden.pixels)",
+            "::test_mixaug_mixes_pixels_and_says_otherwise",
         ),
         ("rows = each if self.per_sample else 1", "rows = each", "::test_one_lam_a_batch_or_one_a_sample"),
     ),
@@ -483,7 +489,7 @@ MUTATIONS: list[Mutation] = [
         "tests/evaluate/test_linear.py tests/evaluate/test_trained.py",
         ("sum(epoch >= step for step in self.steps)", "sum(epoch > step for step in self.steps)"),
         ("std=0.01, generator=generator", "std=0.1, generator=generator"),
-        ("nesterov=self.nesterov", "nesterov=False"),
+        ("nesterov=self.nesterov", "nesterov=False", FROZEN),
     ),
     *of(
         "mixview/evaluate/linear.py",
@@ -493,12 +499,12 @@ MUTATIONS: list[Mutation] = [
         (
             "encoder = subject.encoder.to(work.device).eval()",
             "encoder = subject.encoder.to(work.device).train()",
-            "tests/evaluate/test_frozen.py",
+            FROZEN,
         ),
     ),
     *of(
         "mixview/evaluate/probe.py",
-        "tests/evaluate/test_frozen.py",
+        FROZEN,
         (
             "Staged(subject.encoder, stages).to(work.device).eval()",
             "Staged(subject.encoder, stages).to(work.device).train()",
@@ -509,7 +515,7 @@ MUTATIONS: list[Mutation] = [
         "mixview/evaluate/finetune.py",
         "tests/evaluate/test_trained.py",
         # Batch norm frozen during fine-tuning.
-        ("    network.train()", "    network.eval()", "tests/evaluate/test_frozen.py"),
+        ("    network.train()", "    network.eval()", FROZEN),
         ("steps=(12, 16), factor=0.2", "steps=(12, 16)"),
         ("HEAD_RATE = 100.0", "HEAD_RATE = 10.0"),
         ("encoder = copy.deepcopy(subject.encoder)", "encoder = subject.encoder"),

@@ -103,3 +103,31 @@ def test_a_frozen_encoder_stays_as_it_is_to_the_last_bit(protocol: str, data: st
     for kind in (nn.Conv2d, nn.BatchNorm2d):
         for name in next(each for each in watch.first if isinstance(each, kind)).state_dict():
             assert not any(watch.changed(watch.first, kind, name)), name
+
+
+@pytest.mark.parametrize(
+    ("protocol", "groups"),
+    [
+        # lr, momentum, Nesterov's or not, weight decay; MoCo's and OpenSelfSup's protocols, and He et al., 2016.
+        ("linear", {(30.0, 0.9, False, 0.0)}),
+        ("probe", {(0.01, 0.9, True, 1e-4)}),
+        ("semi", {(0.01, 0.9, False, 5e-4), (1.0, 0.9, False, 5e-4)}),  # the classifier 100 times as fast
+        ("supervised", {(0.1, 0.9, False, 1e-4)}),
+    ],
+)
+def test_the_first_step_is_taken_as_published(
+    protocol: str, groups: set[tuple[float, float, bool, float]], data: str, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stepped(Exception):
+        pass
+
+    def stop(self: torch.optim.SGD, *_: Any, **__: Any) -> None:
+        keys = ("lr", "momentum", "nesterov", "weight_decay")
+        taken = {tuple(group[key] for key in keys) for group in self.param_groups}
+        assert taken == groups
+        raise Stepped
+
+    monkeypatch.setattr(torch.optim.SGD, "step", stop)
+    options = {"fractions": [0.5]} if protocol == "semi" else {}
+    with pytest.raises(Stepped):
+        getattr(judging, protocol)(run, data=data, **QUICK, **options)
