@@ -505,11 +505,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/evaluate/probe.py",
         FROZEN,
-        (
-            "Staged(subject.encoder, stages).to(work.device).eval()",
-            "Staged(subject.encoder, stages).to(work.device).train()",
-        ),
-        ("nn.BatchNorm1d(width, affine=False)", "nn.BatchNorm1d(width)", "tests/evaluate/test_trained.py"),
+        ("nn.BatchNorm1d(width, affine=False)", "nn.BatchNorm1d(width)"),
     ),
     *of(
         "mixview/evaluate/finetune.py",

@@ -125,6 +125,8 @@ def test_the_first_step_is_taken_as_published(
         keys = ("lr", "momentum", "nesterov", "weight_decay")
         taken = {tuple(group[key] for key in keys) for group in self.param_groups}
         assert taken == groups
+        if protocol in ("linear", "probe"):  # weights and biases of classifiers of three classes, and no norm's
+            assert {len(weight) for group in self.param_groups for weight in group["params"]} == {3}
         raise Stepped
 
     monkeypatch.setattr(torch.optim.SGD, "step", stop)
