@@ -7,15 +7,28 @@ import torch
 from torch import nn
 
 from mixview.data.augmentation import Augmentation, Crop, Jitter, Normalise, view_generator
+from mixview.data.files import ClassFolders
 from mixview.data.loading import Batches, to_tensor
 from mixview.data.reading import Reader
 from mixview.evaluate import finetune, probe
 from mixview.evaluate.encoders import Pixels, Subject
 from mixview.evaluate.finetune import from_scratch
 from mixview.evaluate.linear import SCHEDULES, Logistic, linear_on_images, logistic_regression
-from mixview.evaluate.training import Augmented, Lighting, Schedule, Task, accuracy, head, train_on_features
+from mixview.evaluate.training import (
+    Augmented,
+    Classifier,
+    Lighting,
+    Schedule,
+    Task,
+    accuracy,
+    evaluate_classifier,
+    head,
+    train_on_features,
+)
+from mixview.evaluate.transforms import CentreCrop
 from mixview.train.checkpoints import Checkpoints
-from tests.evaluate.judged import SIZE, means, small
+from mixview.train.devices import make_fabric
+from tests.evaluate.judged import SIZE, coloured, means, small
 from tests.evaluate.test_linear import blobs
 from tests.evaluate.trainings import task, work
 
@@ -244,3 +257,36 @@ def test_lars_and_the_cosine_of_simsiams_protocol_move_the_weights_as_by_hand(th
                 weight.sub_(v)
     torch.testing.assert_close(state[0]["network"]["avgpool.weight"], layer.weight.detach(), atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(state[0]["network"]["avgpool.bias"], layer.bias.detach(), atol=1e-6, rtol=1e-4)
+
+
+def test_accuracies_are_counted_over_the_images_that_can_be_read(tmp_path: Path) -> None:
+    """Top-1 and top-5 of every head, block by block, against a loop; another image that stands in is not counted."""
+    classes, count = 7, 11  # 77 images, more than a block
+    names = {f"{number}": count for number in range(classes)}
+    for split in ("train", "val"):
+        coloured(tmp_path / split, names)
+    (tmp_path / "val" / "3" / "004.png").write_bytes(b"no image")
+    train, test = ClassFolders(tmp_path, "train"), ClassFolders(tmp_path, "val")
+    labels = torch.arange(classes).repeat_interleave(count)
+    seven, subject = Task(train, labels, test, labels, classes), small()
+    torch.manual_seed(0)
+    heads = {stage: nn.Linear(128, classes) for stage in ("res5", "avgpool")}
+    heads["res5"] = nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))  # type: ignore[assignment]
+    network = Classifier(subject.encoder, heads, frozen=True)  # type: ignore[arg-type]
+    fabric = make_fabric(accelerator="cpu", precision="32-true")
+    found = evaluate_classifier(network, subject, seven, fabric, workers=0)
+    reader, transform = Reader(test), CentreCrop(SIZE, subject.normalise)
+    hits: dict[str, list[tuple[bool, bool]]] = {"res5": [], "avgpool": []}
+    for index in range(len(test)):
+        if reader[index].index != index:
+            continue
+        with torch.no_grad():
+            scores = network(transform(to_tensor(reader[index].pixels))[None])
+        for stage, each in scores.items():
+            place = each[0].argsort(descending=True).tolist().index(int(labels[index]))
+            hits[stage].append((place < 1, place < 5))
+    assert len(hits["res5"]) == len(test) - 1 == 76
+    for stage, each in hits.items():
+        assert found[stage]["top-1"] == pytest.approx(sum(first for first, _ in each) / 76)
+        assert found[stage]["top-5"] == pytest.approx(sum(fifth for _, fifth in each) / 76)
+        assert 0 < found[stage]["top-1"] < found[stage]["top-5"] < 1
