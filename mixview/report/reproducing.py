@@ -4,8 +4,9 @@ import json
 import shlex
 from typing import Any
 
+from mixview.evaluate.provenance import flatten
 from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import flatten, plain
+from mixview.train.run_folder import plain
 
 
 def command(config: dict[str, Any]) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from mixview.evaluate.judging import PROTOCOLS, Case, Evaluation, Setting, Trained
+from mixview.evaluate.provenance import flatten
 from mixview.evaluate.results import Result
 from mixview.evaluate.training import Stopped
 from mixview.study import results, standalone
 from mixview.study.grid import Cell, digest
 from mixview.study.passes import Passes
 from mixview.train.launching import end_when_orphaned
-from mixview.train.run_folder import RunFolder, describe_environment, flatten, is_run, plain, read_metrics
+from mixview.train.run_folder import RunFolder, describe_environment, is_run, plain, read_metrics
 
 INTERRUPTED = 75
 """The exit code of a cell that was stopped in good order and goes on next time (sysexits' "try again")."""

@@ -32,11 +32,12 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate.judging import PROTOCOLS
+from mixview.evaluate.provenance import flatten
 from mixview.study.checking import AXES, check, hint
 from mixview.study.passes import Passes, count_passes
 from mixview.train.pretraining import Pretraining, from_plain
 from mixview.train.recipes import merge
-from mixview.train.run_folder import flatten, plain
+from mixview.train.run_folder import plain
 
 KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")

@@ -19,9 +19,9 @@ from mixview.evaluate.paper import (
     pretraining_of,
     tables,
 )
+from mixview.evaluate.provenance import flatten
 from mixview.train import recipes
 from mixview.train.pretraining import from_plain
-from mixview.train.run_folder import flatten
 from mixview.train.settings import Head, Mixing
 from tests.evaluate.published import fingerprint, result_of, settings_of_protocol, settings_of_run
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
+from mixview.evaluate.provenance import flatten
 from mixview.evaluate.results import encoder_settings, tell_apart
 from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
-from mixview.train.run_folder import flatten
 
 WATCHED = "k-NN while training"
 
