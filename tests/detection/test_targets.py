@@ -25,6 +25,7 @@ def test_boxes_are_clipped_and_those_outside_left_out() -> None:
     boxes = [[-3, -2, 5, 5], [8, 8, 20, 30], [12, 0, 20, 5], [-9, -9, 0, 0], [0, 0, 10, 10]]
     found = clean(objects(boxes), 10, 10, masks=False)
     assert found["boxes"].tolist() == [[0, 0, 5, 5], [8, 8, 10, 10], [0, 0, 10, 10]]
+    assert clean(objects([[0, 0, 50, 50]]), 10, 20, masks=False)["boxes"].tolist() == [[0, 0, 20, 10]]  # a wide image
 
 
 def test_boxes_without_area_are_left_out() -> None:

@@ -35,6 +35,16 @@ def test_are_the_encoder_s_of_the_transformed_images() -> None:
     assert found.kept.tolist() == list(range(100))
 
 
+def test_every_stage_is_kept_under_its_own_name() -> None:
+    source, subject, stages = scenes(6), small(), ("res5", "res4", "avgpool")
+    found = extract(subject, source, CROP, stages=stages, workers=0)
+    images = torch.stack([CROP(to_tensor(np.asarray(source.read(index)))) for index in range(len(source))])
+    with torch.no_grad():
+        expected = Staged(subject.encoder, stages)(images)
+    for stage in stages:
+        torch.testing.assert_close(found[stage], expected[stage], rtol=1e-4, atol=1e-5)
+
+
 def test_a_second_time_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     source, subject = scenes(70), small(1)
     first = extract(subject, source, CROP, workers=0)
@@ -201,3 +211,10 @@ def test_squash_shows_the_whole_image_and_the_crop_its_middle() -> None:
     assert squashed.shape == (3, 16, 16)
     torch.testing.assert_close(squashed.mean(), torch.tensor(0.25), atol=0.01, rtol=0)
     assert CentreCrop(16, None)(image)[:, :, :14].max() < 0.05
+
+
+def test_the_crop_leaves_the_usual_margin_of_images_that_are_larger_than_it() -> None:
+    """256 pixels of the shorter side and the middle 224 of them; smaller images are shown to their edges."""
+    image = torch.randint(256, (3, 256, 300), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(CentreCrop(224, None)(image), image[:, 16:240, 38:262] / 255)
+    torch.testing.assert_close(CentreCrop(32, None)(image[:, :32, :32]), image[:, :32, :32] / 255)
