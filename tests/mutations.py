@@ -217,7 +217,7 @@ MUTATIONS: list[Mutation] = [
         "tests/test_distributed.py",
         ("return gradient[ctx.rows]", "return gradient[ctx.rows] / world_size()"),
         ("(mixture.partner + offset).double()", "mixture.partner.double()"),
-        ("joined /= world_size()", "joined /= 1", "tests/test_gradcache.py"),
+        ("joined /= world_size()", "joined /= 1", "tests/test_gradcache.py::test_two_processes_without_a_wrapper"),
         ("torch.argsort(permutation)[own_rows", "permutation[own_rows"),
     ),
     # --- engine -----------------------------------------------------------------------------------------------------
