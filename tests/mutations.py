@@ -218,6 +218,16 @@ MUTATIONS: list[Mutation] = [
         ("return gradient[ctx.rows]", "return gradient[ctx.rows] / world_size()"),
         ("(mixture.partner + offset).double()", "mixture.partner.double()"),
         ("joined /= world_size()", "joined /= 1", "tests/test_gradcache.py::test_two_processes_without_a_wrapper"),
+        (
+            "variance * count / (count - 1))",
+            "variance)",
+            "::test_a_synchronized_batch_norm_is_the_layer_on_the_joined_batch",
+        ),
+        (
+            "variance = AllReduce.apply(deviation.square().sum(axes)) / count",
+            "variance = deviation.square().sum(axes) / own_count",
+            "::test_a_synchronized_batch_norm_is_the_layer_on_the_joined_batch",
+        ),
         ("torch.argsort(permutation)[own_rows", "permutation[own_rows"),
     ),
     # --- engine -----------------------------------------------------------------------------------------------------
@@ -267,7 +277,7 @@ MUTATIONS: list[Mutation] = [
         (
             'self.sync_bn and method.batch_norm == "sync" else []',
             "False else []",
-            "tests/train/test_scale_out.py::test_two_processes_make_the_weights_of_one_with_batch_norm",
+            f"{ENGINE}::test_a_run_synchronizes_batch_norm_where_the_method_does_not_shuffle",
         ),
         ("accumulate=self.accumulate,\n            exact_batch", "accumulate=1,\n            exact_batch", ENGINE),
         ("published_zero_init = None if self.method", "published_zero_init = False if self.method", PUBLISHED),
@@ -398,6 +408,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/recipes/paper/byol.yaml",
         PUBLISHED,
+        ("accumulate: 4", "accumulate: 1", "tests/train/test_memory.py"),
         ("momentum: 0.996", "momentum: 0.96"),
         ("weight_decay: 1.5e-6", "weight_decay: 1.5e-4"),
         ("lr: 3.2", "lr: 0.2"),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from mixview import CutMix, Mixup, Objective, bsim, sim, wbsim
+from mixview import CutMix, Mixup, Objective, bsim, distributed, sim, wbsim
 from mixview.data.loading import Batches
 from mixview.methods import Method
 from mixview.mixing import mixture_generators
@@ -378,3 +378,18 @@ def test_the_seed_makes_the_first_weights(tmp_path: Path, monkeypatch: pytest.Mo
         drawn = [name for name, weight in first.items() if name.startswith(part) and weight.ndim > 1]
         assert drawn
         assert not any(torch.equal(first[name], other[name]) for name in drawn)
+
+
+@pytest.mark.parametrize("name", ["simclr", "byol", "simsiam", "moco-v2"])
+def test_a_run_synchronizes_batch_norm_where_the_method_does_not_shuffle(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    method = make(name, norm=True)
+    norms = sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in method.modules())
+    fabric = Fabric(accelerator="cpu", devices=1)
+    notes = pretraining.Pretraining(channels_last=False).adapt(fabric, method, False)
+    synchronized = sum(isinstance(layer, distributed.SYNCHRONIZED) for layer in method.modules())
+    assert norms > 1
+    assert synchronized == (0 if name == "moco-v2" else norms)
+    assert bool(notes) == bool(synchronized)
