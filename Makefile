@@ -18,8 +18,9 @@ demo: $(READY)
 pictures: demo
 	$(BIN)/python benchmarks/pictures.py --demo demo
 
+# Files of tests in a few processes: each is one, so that its fixtures are made once.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
