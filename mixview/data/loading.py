@@ -205,7 +205,8 @@ class Batches(Sampler[list[Key]]):
         rank: this process.
         world: number of processes.
         shuffle: whether to shuffle at all.
-        drop_last: leave out the short last batch; otherwise it is cut to a multiple of `world`.
+        drop_last: leave out the short last batch; otherwise the parts of it may differ by one image, and only one of
+            fewer images than there are processes is left out.
     """
 
     def __init__(
@@ -261,8 +262,8 @@ class Batches(Sampler[list[Key]]):
         order = epoch_order(self.count, self.seed, epoch) if self.shuffle else torch.arange(self.count)
         for step in range(self.start, self.total):
             whole = order[step * self.batch : (step + 1) * self.batch]
-            each = len(whole) // self.world
-            part = whole[self.rank * each : (self.rank + 1) * each]
+            start, end = (len(whole) * rank // self.world for rank in (self.rank, self.rank + 1))
+            part = whole[start:end]
             yield [(epoch, index) for index in part.tolist()]
 
 

@@ -32,8 +32,8 @@ from mixview.evaluate.results import Result, percentages
 from mixview.export import write_atomically
 from mixview.train import recipes
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import Precision, agree_on_checkpoint, make_fabric
-from mixview.train.launching import end_with_parent, launcher, losing_no_process, meet_anew
+from mixview.train.devices import Precision, agree_on_checkpoint, launch_once, make_fabric
+from mixview.train.launching import launcher, losing_no_process
 from mixview.train.run_folder import RunFolder, RunFolderError, is_run, recorded, start_or_resume
 from mixview.train.stopping import seconds_of
 from mixview.train.supervised import run_supervised
@@ -103,16 +103,13 @@ class Detection(Setting):
         check_boxes(case.parts.train)
         devices = self.devices if launcher() is None or self.devices > 1 else "auto"
         fabric = make_fabric(devices=devices, nodes=self.nodes, accelerator=self.device, precision=self.precision)
-        results, launched = [], False
+        results = []
         for number in range(self.trials):
             trial = Trial(replace(settled, seed=self.seed + number, trials=1), case, fabric, deadline)
             if self.resume and trial.is_finished:
                 RunFolder.open(trial.out).check_resumable(trial.config(), trial.data(), MAY_CHANGE)
-            else:
-                finished = trial.run(launch=not launched)
-                launched = True
-                if not finished:  # stopped: the next ones would be too
-                    break
+            elif not trial.run():  # stopped: the next ones would be too
+                break
             if fabric.is_global_zero:
                 results.append(trial.read_result())
         if results:
@@ -152,21 +149,13 @@ class Trial:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
 
-    def run(self, *, launch: bool) -> bool:
-        """Train, judge and write everything down; False if it was stopped before its end. The same on every process.
-
-        Args:
-            launch: start the other processes, once for all trials.
-        """
-        fabric = self.fabric
+    def run(self) -> bool:
+        """Train, judge and write everything down; False if it was stopped before its end. The same on every process."""
         resume = self.settings.resume and is_run(self.out)
         folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
         with recorded(folder), losing_no_process():
-            if launch:
-                meet_anew(fabric.device.type)
-                end_with_parent()
-                fabric.launch()
-            fabric.barrier()  # the folder is there now
+            launch_once(self.fabric)
+            self.fabric.barrier()  # the folder is there now
             return self.train(folder)
 
     def data(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Nothing that a file holds is run: torch files are opened with `weights_only=True
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -99,7 +99,7 @@ class Encoding(Choice):
     device: str = "auto"
     """cpu, cuda, mps, or auto: an accelerator where there is one."""
     devices: int = 1
-    """Processes per machine, an accelerator each; torchrun and srun start them as well."""
+    """Processes per machine, an accelerator each; torchrun starts them as well."""
     workers: int | None = None
     """Processes that read images, for each of these; by default its share of the cores, less one."""
 
@@ -221,10 +221,12 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Sub
     elif size <= backbones.SMALL_IMAGE or backbone == "small":
         stem = "auto"
     built = backbones.build(backbone, size=size, channels=channels, stem=stem, weights=str(file))
-    return Subject(
+    subject = Subject(
         built.encoder.eval(), file.name, size, channels, built.feature_dim, IMAGENET, built.spec,
         notes=notes + built.notes,
     )  # fmt: skip
+    # Files of one name are not one encoder: many a checkpoint is called checkpoint_0199.pth.tar.
+    return replace(subject, about={"weights": subject.weights_key()[:12]})
 
 
 def published_normalise(full_name: str, weights: str | None) -> Normalise:

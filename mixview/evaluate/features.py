@@ -35,7 +35,6 @@ from mixview.data.source import BadImage, Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.transforms import Transform
-from mixview.train.launching import launcher, process_rank
 
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 
@@ -298,10 +297,11 @@ def measure_widths(subject: Subject, stages: Sequence[Stage]) -> dict[Stage, int
 
 
 def launched() -> tuple[int, int]:
-    """This process's rank and their number, as whoever started them says; 0 of 1 when nobody did."""
-    started = launcher()
-    world = int(os.environ.get("WORLD_SIZE") or 1) if started is None else started.devices * started.nodes
-    return process_rank(), world
+    """This process's rank and their number, as torchrun or mixview itself says; 0 of 1 without them.
+
+    SLURM is not asked: its variables are there in a batch script too, where nothing has been started.
+    """
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0), int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def local_processes() -> int:

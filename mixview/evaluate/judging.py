@@ -29,7 +29,7 @@ from mixview.evaluate import finetune as finetuning
 from mixview.evaluate import overlap, results
 from mixview.evaluate import probe as probing
 from mixview.evaluate.encoders import Encoding, Subject
-from mixview.evaluate.features import Features, Stage, extract, launched, pick_device, stages_of
+from mixview.evaluate.features import Features, Stage, extract, pick_device, stages_of
 from mixview.evaluate.knn import knn_predict
 from mixview.evaluate.labelled import Parts, open_parts
 from mixview.evaluate.linear import (
@@ -49,7 +49,7 @@ from mixview.evaluate.svm_fitting import Fit
 from mixview.evaluate.training import Logging, Schedule, Stopped, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 from mixview.train.devices import Precision, make_fabric
-from mixview.train.launching import launcher
+from mixview.train.launching import launcher, process_rank
 from mixview.train.stopping import seconds_of
 
 EXACT = 2**27
@@ -106,7 +106,7 @@ class Setting(Encoding):
 
     def report(self, found: list[Result]) -> None:
         """Write results to where they are kept, and show them; one process of many does."""
-        if launched()[0] > 0:
+        if process_rank() > 0:
             return
         results.show(found)
         folder, paths = self.folder(), self.keep(found)
@@ -123,7 +123,7 @@ class Setting(Encoding):
     def keep(self, found: list[Result]) -> list[Path]:
         """Write results to where they are kept; one process of many does."""
         folder = self.folder()
-        return [] if folder is None or launched()[0] > 0 else [results.save(result, folder) for result in found]
+        return [] if folder is None or process_rank() > 0 else [results.save(result, folder) for result in found]
 
     def folder(self) -> Path | None:
         """Where results are kept."""
@@ -525,11 +525,12 @@ class Probe(Trained):
             )
         metrics = {f"{stage} {name}": value for stage, each in found.items() for name, value in each.items()}
         notes: tuple[str, ...] = ()
+        lighting = self.lighting and case.subject.channels == 3
         if stages_of(case.subject.encoder) == ("avgpool",):
             notes = (f"{case.subject.name} is no ResNet and has no stages: only its output (avgpool) is probed.",)
         views = ["random crops", "flips"]
         views += ["color jitter"] if self.color_jitter else []
-        views += ["PCA lighting"] if self.lighting else []
+        views += ["PCA lighting"] if lighting else []
         words = (
             "linear classifiers on every stage of the frozen encoder, pooled to about 9,000 numbers, batch-normalised, "
             f"trained together on {', '.join(views[:-1])} and {views[-1]} ({schedule.words}); last epoch, "
@@ -638,6 +639,8 @@ class All(TrainingOptions):
                 reason = "as asked"
             elif self.fast and make.trains_on_images and make is not Linear:
                 reason = "--fast trains nothing on images"
+            elif launcher() is None and process_rank() > 0 and not make.trains_on_images:
+                continue  # started by the first process to train with it, which has all other results
             if reason is not None:
                 left_out[make.protocol] = reason
                 continue
@@ -741,7 +744,7 @@ def everything(encoder: str, **options: Any) -> list[Result]:
 
 
 def show(folders: list[str]) -> None:
-    """Show the results in folders of runs: mean and deviation over the seeds and runs of one method.
+    """Show the results in folders of runs: mean and standard deviation over runs that differ in nothing but the seed.
 
     Args:
         folders: of runs, or whatever --out was.

@@ -108,12 +108,13 @@ def read(folder: str | Path) -> list[Result]:
 
 def summarise(results: Iterable[Result]) -> list[Row]:
     """Mean and standard deviation of every metric, over results that differ in nothing but their seeds."""
-    groups: dict[str, list[Result]] = {}
+    groups: dict[str, dict[tuple[str | None, int], Result]] = {}
     for result in results:
         key = json.dumps([result.protocol, result.settings, result.data, encoder_key(result)], sort_keys=True)
-        groups.setdefault(key, []).append(result)
+        # Of the same seeds the last: a run that was repeated is not a second one.
+        groups.setdefault(key, {})[result.about.get("seed"), result.seed] = result
     rows = []
-    for group in groups.values():
+    for group in (list(each.values()) for each in groups.values()):
         for metric in group[0].metrics:
             values = [result.metrics[metric] for result in group if metric in result.metrics]
             std = statistics.stdev(values) if len(values) > 1 else group[0].spread.get(metric)

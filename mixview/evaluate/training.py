@@ -34,8 +34,8 @@ from mixview.evaluate.features import BLOCK, Stage, Staged, shown
 from mixview.evaluate.progress import bar
 from mixview.evaluate.transforms import CentreCrop
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import agree_on_checkpoint, launch_once
-from mixview.train.launching import losing_no_process, process_rank
+from mixview.train.devices import agree_on_checkpoint, launch_once, reset_grad_scaler
+from mixview.train.launching import is_restarted, losing_no_process, process_rank
 from mixview.train.optimisers import LARS
 from mixview.train.run_folder import RunFolder, is_run, recorded, start_or_resume, write_json
 from mixview.train.supervised import SupervisedEngine, run_supervised
@@ -291,8 +291,11 @@ class ClassifierEngine(SupervisedEngine):
         return self.peak_lr[0] * factor
 
     def split(self, batch: tuple[Tensor, Tensor]) -> list[tuple[tuple[Tensor, Tensor], float]]:
+        # Processes count alike in the mean of gradients, though one may have an image more of the last batch.
+        start = self.step % self.batches.total * self.batches.batch
+        share = min(self.batches.batch, self.batches.count - start) / self.fabric.world_size
         parts = zip(*(each.chunk(self.accumulate) for each in batch), strict=True)
-        return [(part, len(part[0]) / len(batch[0])) for part in parts]
+        return [(part, len(part[0]) / share) for part in parts]
 
     def losses(self, part: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         images, index = (each.to(self.fabric.device, non_blocking=True) for each in part)
@@ -330,20 +333,25 @@ def train_classifier(
         {stage: {"top-1": accuracy, …}}, 0 to 1, the same on every process.
     """
     fabric, finished = work.fabric, work.out / "accuracy.json"
-    data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": task.train.fingerprint()}
-    resume = work.resume and is_run(work.out)
+    images = f"{task.train.fingerprint()}; tested on {task.test.fingerprint()}"
+    data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": images}
+    resume = (work.resume or is_restarted()) and is_run(work.out)
+    notes = [f"There is nothing to resume in {work.out}: a new training begins."] if work.resume and not resume else []
     if resume and finished.is_file():
         RunFolder.open(work.out).check_resumable(dict(work.config), data, MAY_CHANGE)
         accuracies: dict[str, dict[str, float]] = json.loads(finished.read_text(encoding="utf-8"))
         return accuracies
     if not resume and process_rank() == 0 and finished.is_file():
-        shutil.rmtree(work.out)  # the same command again replaces what it found before
+        # The same command again replaces what it found before; without its checkpoints nothing would resume.
+        shutil.rmtree(work.out / "checkpoints")
+        shutil.rmtree(work.out)
     folder = start_or_resume(work.out, dict(work.config), data, resume=resume, may_change=MAY_CHANGE)
     with recorded(folder), losing_no_process():
         launch_once(fabric)
         fabric.barrier()  # the folder is there now
         # A frozen encoder's batch norms use their stored statistics: there is nothing to synchronize in them.
-        notes = synchronize_batch_norm(network.trained, fabric.device)
+        notes += synchronize_batch_norm(network.trained, fabric.device)
+        reset_grad_scaler(fabric)
         groups = [{"params": list(network.heads.parameters()), "lr": schedule.peak_lr * head_rate}]
         if not network.frozen:
             groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
@@ -399,8 +407,11 @@ def train_classifier(
     return outcome
 
 
-MAY_CHANGE = frozenset({"device", "devices", "logging", "max_time", "nodes", "out", "workers"})
-"""Settings that a resumed training may change: they say where, how long and how closely it is logged."""
+MAY_CHANGE = frozenset(
+    {"data", "device", "devices", "encoder", "logging", "max_time", "nodes", "out", "test_data", "workers"}
+)
+"""Settings that a resumed training may change: they say where, how long and how closely it is logged. That encoder and
+images are the same is told by their content."""
 
 
 def image_loader(

@@ -75,6 +75,13 @@ LAUNCHED: WeakSet[Fabric] = WeakSet()
 """Whose processes have been started: several trainings of one command share them."""
 
 
+def reset_grad_scaler(fabric: Fabric) -> None:
+    """Let the loss scale of 16-mixed begin anew, for the next of several trainings."""
+    scaler = grad_scaler(fabric)
+    if scaler is not None and scaler.is_enabled():
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**16, "_growth_tracker": 0})
+
+
 def launch_once(fabric: Fabric) -> None:
     """Start the other processes of a Fabric, unless they are there already."""
     if fabric in LAUNCHED:

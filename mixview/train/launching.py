@@ -45,6 +45,11 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
     return None
 
 
+def is_restarted() -> bool:
+    """Whether torchrun has started this process in place of one that died: the same command, without --resume."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
 def process_rank() -> int:
     """This process's rank as its launcher says, before anything is launched from here."""
     for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):

@@ -25,11 +25,11 @@ from mixview.export import save_encoder
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import Precision, agree_on_checkpoint, grad_scaler, make_fabric
+from mixview.train.devices import Precision, agree_on_checkpoint, grad_scaler, launch_once, make_fabric
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
-from mixview.train.launching import end_with_parent, losing_no_process, meet_anew, process_rank
+from mixview.train.launching import losing_no_process, process_rank
 from mixview.train.optimisers import Optimizer, build_optimizer
 from mixview.train.progress import Progress
 from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
@@ -169,12 +169,10 @@ class Pretraining:
         settled = replace(settled, head=head)
         folder = settled.prepare_folder(whole)
         with recorded(folder), losing_no_process():
-            meet_anew(fabric.device.type)
             if folder is not None:
                 folder.note_images(source)
                 notes += [] if held is None else note_trained_on(folder.path, held)
-            end_with_parent()
-            fabric.launch()
+            launch_once(fabric)
             fabric.barrier()  # the folder is there now
             settled.train(fabric, folder, reader, held, notes)
         return Path(self.out)
@@ -321,7 +319,8 @@ class Pretraining:
         checkpoints = Checkpoints(Path(self.out) / "checkpoints", keep=watch.keep)
         about = {"method": self.method, "objective": self.objective, "data": str(self.data), "seed": str(self.seed)}
         if folder is not None:
-            about["settings"] = json.dumps(encoder_settings(folder.path), sort_keys=True)
+            shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
+            about["settings"] = json.dumps(shaping, sort_keys=True)
         with (
             Progress(engine.steps, epoch_steps, start=engine.step, shown=folder is not None) as progress,
             Journal(folder, watch, engine.step) as journal,

@@ -38,7 +38,7 @@ from mixview.data.identity import note_images
 from mixview.data.source import Source
 from mixview.evaluate.provenance import flatten
 from mixview.train.checkpoints import in_words, remedy
-from mixview.train.launching import process_rank
+from mixview.train.launching import is_restarted, process_rank
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -243,10 +243,14 @@ class RunFolder:
             with self.explained("write the metrics of"):
                 sync(self.metrics_file.fileno())
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, needs: str | None = None) -> None:
         """Drop the metrics after `step`, and a torn last line: the resumed run is going to write them again.
 
         Log what belongs to a step before saving its checkpoint. -1 drops everything, for a run without a checkpoint.
+
+        Args:
+            step: of the checkpoint.
+            needs: of this very step, drop records without this metric too: they were logged after the checkpoint.
         """
         if self.metrics_file is not None:
             self.metrics_file.close()
@@ -255,7 +259,11 @@ class RunFolder:
         if not path.exists():
             return
         content = path.read_bytes()
-        kept = b"".join(line for line, record in parse(content, path) if record["step"] <= step)
+        kept = b"".join(
+            line
+            for line, record in parse(content, path)
+            if record["step"] < step or (record["step"] == step and (needs is None or needs in record))
+        )
         if kept != content:
             with self.explained("rewind the metrics of"), atomic_write(path) as file:
                 file.write(kept)
@@ -346,8 +354,7 @@ def start_or_resume(
     """
     if process_rank() > 0:
         return None
-    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-    if not resume and not (restarted and is_run(out)):
+    if not resume and not (is_restarted() and is_run(out)):
         return RunFolder.create(out, config, data)
     folder = RunFolder.open(out)
     folder.lock()

@@ -190,7 +190,8 @@ def run_supervised(
         for note in notes:
             progress.say(note)
         if folder is not None:
-            folder.rewind(engine.step if engine.step else -1)
+            # The last evaluation comes after the last checkpoint, and is about to be repeated.
+            folder.rewind(engine.step if engine.step else -1, needs="lr" if engine.step == length else None)
             folder.set_status("running", engine.step, engine.epoch)
         for losses, rate, reason in engine.train(stopping):
             step = engine.step

@@ -167,8 +167,10 @@ def test_the_short_last_batch() -> None:
     assert len(Batches(10, 4)) == 2
     kept = Batches(10, 4, drop_last=False, shuffle=False)
     assert [len(batch) for batch in kept] == [4, 4, 2]
-    cut = [list(Batches(11, 4, rank=rank, world=2, drop_last=False, shuffle=False)) for rank in (0, 1)]
-    assert [[len(batch) for batch in part] for part in cut] == [[2, 2, 1], [2, 2, 1]]
+    parts = [list(Batches(11, 4, rank=rank, world=2, drop_last=False, shuffle=False)) for rank in (0, 1)]
+    assert [[len(batch) for batch in part] for part in parts] == [[2, 2, 1], [2, 2, 2]]
+    whole = list(Batches(11, 4, drop_last=False, shuffle=False))
+    assert [one + other for one, other in zip(*parts, strict=True)] == whole
     assert len(Batches(9, 4, world=2, drop_last=False)) == 2  # one image is too few for two
 
 

@@ -103,5 +103,5 @@ def test_a_loss_that_is_no_number_stops_the_run() -> None:
     with torch.no_grad():
         run.network.roi_heads.box_predictor.scores.weight.fill_(float("nan"))
     run.take_step(next(iter(run.loader)))
-    with pytest.raises(NonFiniteLoss, match="not finite at or before iteration 0"):
+    with pytest.raises(NonFiniteLoss, match="not finite at or before step 0"):
         run.check_finite()

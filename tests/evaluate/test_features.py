@@ -18,7 +18,7 @@ from mixview.data.loading import to_tensor
 from mixview.data.source import SourceError
 from mixview.evaluate import features as module
 from mixview.evaluate.encoders import Subject
-from mixview.evaluate.features import POOLS, STAGES, Staged, cache_key, extract, open_array, stages_of
+from mixview.evaluate.features import POOLS, STAGES, Staged, cache_key, extract, launched, open_array, stages_of
 from mixview.evaluate.transforms import CentreCrop, Squash
 from tests.evaluate.judged import SIZE, Means, coloured, means, scenes, small
 
@@ -218,3 +218,13 @@ def test_the_crop_leaves_the_usual_margin_of_images_that_are_larger_than_it() ->
     image = torch.randint(256, (3, 256, 300), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(CentreCrop(224, None)(image), image[:, 16:240, 38:262] / 255)
     torch.testing.assert_close(CentreCrop(32, None)(image[:, :32, :32]), image[:, :32, :32] / 255)
+
+
+def test_a_batch_script_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables are there although srun has started nothing: waiting for other processes would never end."""
+    for name, value in {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "evaluate"}.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == (0, 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as Lightning's launcher does for --devices 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launched() == (1, 2)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torchvision
 from rich.console import Console
 
 from mixview.evaluate import judging
@@ -201,3 +203,26 @@ def test_figures() -> None:
     assert figure(45.25, None) == "45.2 %"
     assert figure(45.25, 0.31) == "45.2 ± 0.3 %"
     assert figure(float("nan"), None) == "undefined"
+
+
+def test_files_of_one_name_are_two_encoders(tmp_path: Path) -> None:
+    """MoCo calls every checkpoint checkpoint_0199.pth.tar."""
+    subjects = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        file = tmp_path / str(seed) / "checkpoint_0199.pth.tar"
+        file.parent.mkdir()
+        torch.save({"state_dict": torchvision.models.resnet18().state_dict()}, file)
+        subjects.append(load(str(file), natural_size=224))
+    results = [
+        Result(protocol="knn", metrics={"top-1": value}, words="", encoder=each.name, data="d", about=each.about)
+        for each, value in zip(subjects, (60.0, 70.0), strict=True)
+    ]
+    assert [(row.mean, row.runs) for row in summarise(results)] == [(60, 1), (70, 1)]
+    assert len({result.file_name() for result in results}) == 2
+
+
+def test_a_repeated_run_is_not_a_second_one() -> None:
+    first = Result(protocol="knn", metrics={"top-1": 60.0}, words="", encoder="a", data="d")
+    (row,) = summarise([first, replace(first, metrics={"top-1": 62.0})])
+    assert (row.mean, row.std, row.runs) == (62, None, 1)

@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mixview.cli import main
 from mixview.evaluate import judging, results
@@ -24,13 +26,13 @@ OPTIONS = {
     "semi": ["--epochs", "4", "--batch", "8", "--fractions", "[0.5]", "--head_rate", "10"],
     "supervised": ["--epochs", "4", "--batch", "16", "--lr", "0.01"],
 }
-"""Twelve steps each, at rates that do not blow up differences in the last digit."""
+"""Twelve steps each; of linear, which takes the short last batch too, sixteen."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen images of each of three colors to train on: batches of 16 and of 8 divide them."""
-    return colours(tmp_path_factory.mktemp("colours") / "set", 16, 8)
+    """Seventeen images of each of three colors to train on: the last batch of 16 is of three images."""
+    return colours(tmp_path_factory.mktemp("colours") / "set", 17, 8)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,39 @@ def test_what_is_finished_is_not_trained_again_by_resume_and_is_without(
     assert_same_trainings(whole["linear"], tmp_path)
 
 
+def test_a_restart_by_torchrun_keeps_what_is_finished(
+    encoder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is the same, without --resume."""
+    arguments = command("linear", encoder, folder, tmp_path)
+    main(arguments)
+    (training(tmp_path) / "accuracy.json").write_text('{"avgpool": {"top-1": 0.125}}')
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    main(arguments)
+    assert [result.metrics for result in results.read(tmp_path)] == [{"top-1": 12.5}]
+
+
+def test_killed_after_the_last_evaluation_was_logged(
+    whole: dict[str, Path], encoder: Path, folder: Path, tmp_path: Path
+) -> None:
+    main(command("linear", encoder, folder, tmp_path))
+    (training(tmp_path) / "accuracy.json").unlink()
+    main(command("linear", encoder, folder, tmp_path, "--resume"))
+    assert_same_trainings(whole["linear"], tmp_path)
+
+
+def test_resuming_nothing_is_said_and_other_test_images_are_noticed(
+    encoder: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "set"
+    shutil.copytree(folder, data)
+    main(command("linear", encoder, data, tmp_path / "out", "--resume"))
+    assert "There is nothing to resume in" in " ".join(capsys.readouterr().err.split())
+    Image.new("RGB", (20, 20), "red").save(data / "val" / "red" / "000.png")
+    with pytest.raises(SystemExit, match=r"the data has changed since the run in .* began"):
+        main(command("linear", encoder, data, tmp_path / "out", "--resume"))
+
+
 def test_another_encoder_of_the_same_name_is_noticed(
     encoder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +175,7 @@ def close(one: Any, other: Any, name: str = "state") -> None:
     assert type(one) is type(other), name
     if isinstance(one, torch.Tensor):
         distance, norm = (one.double() - other).norm(), one.double().norm()
-        assert float(distance) <= 1e-3 * float(norm) + 5e-5, f"{name}: {distance:.3g} apart, norm {norm:.3g}"
+        assert float(distance) <= 1e-4 * float(norm) + 1e-6, f"{name}: {distance:.3g} apart, norm {norm:.3g}"
     elif isinstance(one, dict):
         assert list(one) == list(other), name
         for key in one:
@@ -159,15 +194,15 @@ def finish(processes: list[Any], log: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
-def test_two_processes_are_one(
-    protocol: str, whole: dict[str, Path], encoder: Path, folder: Path, tmp_path: Path
-) -> None:
-    out, log = tmp_path / "out", tmp_path / "log"
-    finish(start_ranks(command(protocol, encoder, folder, out), log), log)
-    (left, step), (right, other_step) = last_state(training(whole[protocol])), last_state(training(out))
-    assert step == other_step
+def test_two_processes_are_one(protocol: str, encoder: Path, folder: Path, tmp_path: Path) -> None:
+    """After one epoch: from then on differences in the last digit grow, as they do between any two machines."""
+    alone, out, log = tmp_path / "alone", tmp_path / "out", tmp_path / "log"
+    main(command(protocol, encoder, folder, alone, "--epochs", "1"))
+    finish(start_ranks(command(protocol, encoder, folder, out, "--epochs", "1"), log), log)
+    (left, step), (right, other_step) = last_state(training(alone)), last_state(training(out))
+    assert step == other_step == (4 if protocol == "linear" else 3)
     close(left, right)
-    (one,), (two,) = results.read(whole[protocol]), results.read(out)
+    (one,), (two,) = results.read(alone), results.read(out)
     assert one.metrics == two.metrics
     printed = (tmp_path / "log.0").read_text()
     assert ("Batch norm is synchronized over 2 processes" in printed) == (protocol != "linear")

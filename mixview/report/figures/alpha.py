@@ -94,7 +94,9 @@ def measurements(run: Run) -> Iterator[Measured]:
     watched = [record for record in run.metrics if record.get("knn") is not None]
     if watched:
         settings = run.settings | {"step": watched[-1]["step"]}
-        yield Measured(WATCHED, {}, settings, 100 * watched[-1]["knn"])
+        config = flatten(run.config)
+        how = {name: config.get(name) for name in ("validation", "validation_split", "watch.images", "watch.hold_out")}
+        yield Measured(WATCHED, how, settings, 100 * watched[-1]["knn"])
 
 
 def gather_curves(runs: list[Run]) -> dict[str, list[Curve]]:
