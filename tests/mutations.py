@@ -49,6 +49,7 @@ ENGINE = "tests/train/test_engine.py"
 PUBLISHED = "tests/train/test_published_settings.py"
 RUNS = "tests/train/test_pretraining.py"
 FROZEN = "tests/evaluate/test_frozen.py"
+LIGHTING = "tests/evaluate/test_trained.py::test_lighting_is_noise_along_the_principal_components"
 COUNTED = "tests/evaluate/test_trained.py::test_accuracies_are_counted_over_the_images_that_can_be_read"
 CHECKPOINTS = "tests/train/test_checkpoints.py"
 FOLDERS = "tests/train/test_run_folder.py"
@@ -505,16 +506,24 @@ MUTATIONS: list[Mutation] = [
         # Batch norm frozen during fine-tuning, and not frozen under a linear classifier.
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(False)", FROZEN),
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(mode)", FROZEN),
-        ("Staged(copy.deepcopy(encoder), tuple(heads))", "Staged(encoder, tuple(heads))"),
+        (
+            "Staged(copy.deepcopy(encoder), tuple(heads))",
+            "Staged(encoder, tuple(heads))",
+            "tests/evaluate/test_trained.py::test_fine_tuning_learns_and_leaves_the_subject_as_it_was",
+        ),
         ("max(1, round(step * length / self.epochs))", "round(step * length / self.epochs)"),
         ("return (1 + math.cos(math.pi * epoch / self.epochs)) / 2", "return 1.0"),
         ("self.lr * self.batch / 256 if self.scale_lr", "self.lr if self.scale_lr"),
-        ("alpha = self.std * torch.randn", "alpha = torch.randn"),
-        ("(alpha * torch.tensor(EIGENVALUES))", "alpha"),
-        ("view += (self.lighting.shift(generator) / torch.tensor(std))", "view += (self.lighting.shift(generator))"),
+        ("alpha = self.std * torch.randn", "alpha = torch.randn", LIGHTING),
+        ("(alpha * torch.tensor(EIGENVALUES))", "alpha", LIGHTING),
         (
-            "notes = synchronize_batch_norm(network.trained, fabric.device)",
-            "notes: list[str] = []",
+            "view += (self.lighting.shift(generator) / torch.tensor(std))",
+            "view += (self.lighting.shift(generator))",
+            "tests/evaluate/test_trained.py::test_training_images_are_cropped_flipped_jittered_lit_and_normalized",
+        ),
+        (
+            "notes += synchronize_batch_norm(network.trained, fabric.device)",
+            "notes += []",
             "tests/evaluate/test_training_runs.py::test_two_processes_are_one",
         ),
         ("own = index == torch.arange(len(index)) + block * BLOCK", "own = index >= 0", COUNTED),
