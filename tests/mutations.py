@@ -676,7 +676,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/data/loading.py",
         "tests/data/test_loading.py",
-        ("part = whole[self.rank * each : (self.rank + 1) * each]", "part = whole[:each]"),
+        ("part = whole[start:end]", "part = whole[: end - start]"),
         ('f"order/{seed}/{epoch}"', 'f"order/{seed}"'),
         ("for step in range(self.start, self.total):", "for step in range(self.total):"),
     ),

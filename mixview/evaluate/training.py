@@ -333,8 +333,8 @@ def train_classifier(
         {stage: {"top-1": accuracy, …}}, 0 to 1, the same on every process.
     """
     fabric, finished = work.fabric, work.out / "accuracy.json"
-    images = f"{task.train.fingerprint()}; tested on {task.test.fingerprint()}"
-    data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": images}
+    fingerprint = f"{task.train.fingerprint()}; tested on {task.test.fingerprint()}"
+    data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": fingerprint}
     resume = (work.resume or is_restarted()) and is_run(work.out)
     notes = [f"There is nothing to resume in {work.out}: a new training begins."] if work.resume and not resume else []
     if resume and finished.is_file():
