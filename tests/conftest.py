@@ -30,6 +30,24 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["NUMBA_CACHE_DIR"] = kernels.name
 
 
+SLOWEST = (
+    "test_documented_commands.py",
+    "test_running.py",
+    "test_examples.py",
+    "test_training_runs.py",
+    "test_exporting.py",
+    "test_scale_out.py",
+    "test_distributed.py",
+    "test_judging.py",
+)
+"""Files that take a minute or more: they come first, so that no process is left alone with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(SLOWEST)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("real_images") and not os.environ.get("MIXVIEW_DATA"):
         pytest.skip("needs real images: set MIXVIEW_DATA to the folder that has them")

@@ -13,6 +13,7 @@ of the time that a short test takes.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import shutil
@@ -123,7 +124,9 @@ class Sandbox:
         if not process and not late:
             return ...
         if not process:
-            os.killpg(self.process, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
+                os.killpg(self.process, signal.SIGKILL)
+            os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)
         self.process = None
         return None if not process else os.waitstatus_to_exitcode(status)
