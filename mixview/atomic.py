@@ -1,10 +1,17 @@
-"""Files that are either whole or not there: what a run writes survives a kill, a full disk and a power cut."""
+"""Files that are either whole or not there: what a run writes survives a kill, a full disk and a power cut.
+
+Nothing here follows a link that somebody may have put into a folder, or waits for a pipe: a folder that came from
+someone else can neither direct a file to another place nor stop the program.
+"""
 
 import contextlib
+import errno
 import os
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 TEMPORARY = ".mixview-tmp"  # a name that no file of anybody else has
 
@@ -16,9 +23,9 @@ def atomic_write(path: Path, verify: Callable[[Path], None] | None = None) -> It
     It is written beside it, flushed to the disk, checked by `verify` and only then renamed: whoever reads `path` finds
     the old content or the new, whole. An error removes the temporary file and leaves the old content.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{TEMPORARY}")  # nobody can guess it
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             sync(file.fileno())
@@ -32,6 +39,47 @@ def atomic_write(path: Path, verify: Callable[[Path], None] | None = None) -> It
             temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+FLAGS = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT | os.O_APPEND}
+
+
+def open_regular(path: Path, mode: Literal["r", "a"]) -> BinaryIO:
+    """Open a file to read it, or to append to it, provided that it is a regular one; OSError if not.
+
+    A link is followed to read, and never to append.
+    """
+    flags = FLAGS[mode] | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    if mode == "a":
+        refuse_link(path)  # where there is no O_NOFOLLOW this is what there is
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb" if mode == "r" else "a+b", buffering=0)
+
+
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """The content of a regular file; OSError if it is none, or holds more than `limit` bytes."""
+    with open_regular(path, "r") as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, more than the {limit} that it may have", str(path))
+        return file.read(size)
+
+
+def real_folder(path: Path) -> Path:
+    """A folder in a folder, made if it is not there; OSError if it is a link."""
+    refuse_link(path)
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def refuse_link(path: Path) -> None:
+    """Raise OSError if a path is a link."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a link, and nothing is written through one", str(path))
 
 
 def sync(descriptor: int) -> None:

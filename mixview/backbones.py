@@ -4,12 +4,13 @@
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
 
 Nothing that is read here can run code: torch files are opened with `weights_only=True`. Only a name that is an import
-path (`package.module:factory`) does, and that is what it asks for.
+path (`package.module:factory`) does, and that is what it asks for. Whoever takes such a name from a file calls
+`require_consent` first.
 """
 
 import difflib
 import importlib
-import importlib.util
+import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -214,6 +215,28 @@ def find(name: str) -> tuple[str, str]:
     if module and all(part.isidentifier() for part in name.split(".")) and importable(module):
         return "own", f"{module}:{attribute}"
     raise unknown(name)
+
+
+def names_code(name: str) -> bool:
+    """Whether building this backbone would import a module of somebody's own. Imports nothing to find out."""
+    if name.startswith(("torchvision/", "timm/")) or name == "small":
+        return False
+    return ":" in name or ("." in name and name not in torchvision_names() and not is_timm(name))
+
+
+def require_consent(backbone: object, where: str, trust: bool = False) -> None:
+    """Raise if a file names a backbone that is code, unless the user trusts the file.
+
+    Args:
+        backbone: as it was read.
+        where: the file, for the error.
+        trust: what the user says on the command line, or in Python.
+    """
+    if not trust and isinstance(backbone, str) and names_code(backbone):
+        raise ValueError(
+            f"{where} names the backbone {backbone!r}, and importing it would run its code: add --trust (in Python, "
+            "trust=True) if you trust the file"
+        )
 
 
 def unknown(name: str) -> ValueError:
@@ -431,19 +454,17 @@ def first_line(error: BaseException) -> str:
 
 
 def importable(module: str) -> bool:
-    """Whether there is such a module, seen from the working directory too; its parents are imported to see."""
-    search_here()
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
+    """Whether there is a package of a module, in the working directory too. Imports nothing to find out."""
+    package = module.partition(".")[0]
+    paths = [*sys.path, str(Path.cwd())]
+    return package in sys.modules or importlib.machinery.PathFinder.find_spec(package, paths) is not None
 
 
 def search_here() -> None:
-    """Make the working directory importable, as `python -m` does and an installed command does not."""
+    """Make the working directory importable, for a backbone that the user names; last, so that it hides nothing."""
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
 
 
 def own_module(name: str, *, size: int, channels: int) -> nn.Module:

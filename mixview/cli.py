@@ -7,18 +7,24 @@ import difflib
 import importlib
 import itertools
 import json
+import os
 import re
+import signal
 import sys
 from argparse import HelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from jsonargparse import ArgumentParser, auto_cli, set_parsing_settings
+import yaml  # type: ignore[import-untyped, unused-ignore]
+from jsonargparse import ArgumentParser, auto_cli, get_loader, set_loader, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
 from mixview import __version__
+from mixview.options import describe, suggest
+from mixview.terminal import printable
+from mixview.yaml_files import SettingsError, check, read_yaml
 
 
 class Parser(ArgumentParser):
@@ -38,7 +44,15 @@ class Parser(ArgumentParser):
             close = difflib.get_close_matches(unknown[1], options + choices, n=1)
             if close:
                 message = f"{message}; did you mean {close[0]}?"
-        super().error(message, ex)
+        wrong = re.match(r'Parser key "([^"]+)":', message)
+        got = re.search(r"(?:Given value|Got value): (?!.*(?:Given value|Got value): )(.*)", message, re.DOTALL)
+        hint = next(
+            (getattr(each, "_typehint", None) for each in parser._actions if wrong and each.dest == wrong[1]), None
+        )
+        if wrong and got and hint is not None:
+            message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
+        print(f"{parser.prog.replace(' [options]', '')}: {printable(' '.join(message.split()))}", file=sys.stderr)
+        sys.exit(2)
 
 
 def data_list() -> None:
@@ -114,12 +128,14 @@ def list_recipes() -> None:
         console.print(table)
 
 
-def pretrain(recipe: str | None = None, **options: Any) -> None:
+def pretrain(recipe: str | None = None, trust: bool = False, **options: Any) -> None:
     """Learn an encoder from images without labels.
 
     Args:
         recipe: start from these settings (`mixview recipes` lists them, or a YAML file of yours); other options change
             them.
+        trust: import a backbone of your own that a file names: a recipe, or the run that is resumed. That runs its
+            code; a backbone that you give here needs no such consent.
         options: of `Pretraining`.
     """
     from mixview.train.pretraining import Pretraining
@@ -177,18 +193,64 @@ def expand(arguments: list[str]) -> list[str]:
         alone = place + 1 == len(named) or named[place + 1].startswith("--")
         if named[place] in FLAGS and alone:
             named[place] += "=true"
-    given = dict(itertools.pairwise(named)) | dict(
-        each.split("=", 1) for each in named if each.startswith("--") and "=" in each
-    )
+    named = [re.sub(r"^(--[a-z_.]+=)?(~.*)", expand_home, each) for each in named]
+    given = given_options(named)
+    if given.get("--out") == "":
+        raise ValueError("--out is empty: give it the path to write to")
+    if (file := Path(given.get("--config", ""))).is_file():
+        read_yaml(file)  # with its name in the error
+    set_loader("yaml", settings_loader("--backbone" in given or given.get("--trust") == "true"), (yaml.YAMLError,))
     for words, read in SETTINGS.items():
         if tuple(named[: len(words)]) == words and (settings := read(given)) is not None:
             return [*words, "--config", json.dumps(settings), *named[len(words) :]]
     return named
 
 
+def expand_home(found: re.Match[str]) -> str:
+    """`--out=~/runs` with the home folder, which the shell puts in only where a word begins with it."""
+    return (found[1] or "") + os.path.expanduser(found[2])  # noqa: PTH111, a path that ends in a slash keeps it
+
+
+def given_options(named: Sequence[str]) -> dict[str, str]:
+    """The options on the command line and their values."""
+    return dict(itertools.pairwise(named)) | dict(
+        each.split("=", 1) for each in named if each.startswith("--") and "=" in each
+    )
+
+
+def settings_loader(trusted: bool) -> Callable[[str], Any]:
+    """How the parser reads YAML and JSON: plain values within limits, which name no code unless that is consented to.
+
+    Every file of settings passes through here: `--config`, recipes, protocols, and the config.yaml of a resumed run.
+
+    Args:
+        trusted: whether the command line gives the consent, or the backbone itself.
+    """
+
+    def load(text: str) -> Any:
+        try:
+            content = yaml_load(text)
+        except RecursionError:
+            raise SettingsError("the settings nest their values too deeply: write them on fewer levels") from None
+        check(content, "the file of settings")
+        if isinstance(content, dict) and "backbone" in content:
+            from mixview.backbones import require_consent
+
+            require_consent(content["backbone"], "the file of settings", trusted)
+        return content
+
+    return load
+
+
+yaml_load: Callable[[str], Any] = get_loader("yaml")
+"""jsonargparse's own: PyYAML's safe loader, for which 1e-3 is a number."""
+
+
 def pretrain_settings(given: dict[str, str]) -> dict[str, Any] | None:
     """Those of the run that is resumed, or of a recipe."""
-    if given.get("--resume") == "true" and "--out" in given:
+    if given.get("--resume") == "true":
+        if "--out" not in given:
+            raise ValueError("--resume needs the folder of the run: give --out")
         from mixview.train.run_folder import RunFolder
 
         return RunFolder.open(given["--out"]).config
@@ -355,7 +417,12 @@ def commands(asked: str) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
     try:
-        set_parsing_settings(docstring_parse_attribute_docstrings=True, add_print_completion_argument=True)
+        set_parsing_settings(
+            docstring_parse_attribute_docstrings=True,
+            add_print_completion_argument=True,
+            instantiate_subclass_spec_in_any=False,
+            import_path_denylist=["*"],  # no value names code, whatever the type of its option
+        )
         given = list(sys.argv[1:] if arguments is None else arguments)
         auto_cli(
             commands(given[0] if given else ""),
@@ -365,15 +432,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser_class=Parser,
             description="Image representations without labels, learned from mixed views.",
         )
-    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
+        if is_out_of_memory(error):
+            sys.exit(f"mixview: the memory is full ({first_line(error)}): use a smaller --batch, --size or model")
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
             raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
-        sys.exit(f"mixview: {error}")
+        sys.exit(f"mixview: {printable(error, keep=chr(10))}")
     except KeyboardInterrupt:
-        sys.exit("mixview: interrupted")
+        print("mixview: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    if (stopping := sys.modules.get("mixview.train.stopping")) is not None and stopping.received is not None:
+        sys.exit(128 + stopping.received)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory; torch's for the CPU is a plain RuntimeError."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error))
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's message, without advice for programmers."""
+    return printable(str(error).strip().partition("\n")[0][:200]) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ views, only slower. RandAugment's operations are the reference's, between two ru
 import contextlib
 import logging
 import os
+import stat
 import sys
 import tempfile
 import threading
@@ -65,6 +66,11 @@ def kernels() -> Kernels | None:
 
     chosen = numba.config.CACHE_DIR  # the user's, where there is one
     folder = Path(chosen) if chosen else writable_folder()
+    if chosen and folder is not None and folder.is_dir() and (reason := others_can_write(folder)) is not None:
+        logger.warning(
+            "compiled code is not kept in NUMBA_CACHE_DIR, which would run what others put there: %s", reason
+        )
+        folder = writable_folder()
 
     class Announcement(event.Listener):  # type: ignore[misc]
         said = False
@@ -97,10 +103,31 @@ def writable_folder() -> Path | None:
     for folder in (cache_folder("numba"), Path(tempfile.gettempdir()) / f"mixview-numba-{user}"):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-                continue  # code is loaded from it: not from a folder that someone else has made
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
+            if not folder.is_symlink() and hasattr(os, "getuid") and folder.stat().st_uid == os.getuid():
+                folder.chmod(0o700)  # Numba makes folders in it that a permissive umask would open to others
+            if others_can_write(folder) is None:
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+    return None
+
+
+def others_can_write(folder: Path) -> str | None:
+    """How somebody else could put a file into a folder, which is as good as code: Numba's index is a pickle.
+
+    None if nobody can but this user and the system's administrator.
+    """
+    if not hasattr(os, "getuid"):
+        return None  # Windows keeps the folders of users apart
+    place = folder.absolute()
+    for each in (place, *place.parents, *place.resolve().parents, *place.iterdir()):
+        status = each.lstat()
+        own_group = status.st_gid in (0, os.getuid())  # a user's private group has the user's number
+        writable = status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP)
+        sticky = status.st_mode & stat.S_ISVTX and each in place.parents  # others cannot replace what is in it
+        if status.st_uid not in (0, os.getuid()):
+            return f"{each} belongs to another user"
+        if writable and not sticky and not stat.S_ISLNK(status.st_mode):
+            return f"others can write to {each}"
     return None
 
 

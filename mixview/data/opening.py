@@ -15,6 +15,9 @@ from mixview.data.files import ClassFolders, FileList, Folder, enter_split, look
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import parse_range, take_range
 
+SourceOptions = dict[str, str | bool | int | float | None]
+"""Options of a source, as settings hold them: plain values, which no parser can take for anything else."""
+
 LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
 
 

@@ -30,6 +30,7 @@ from mixview.distributed import synchronize_batch_norm
 from mixview.evaluate.judging import Case, Setting
 from mixview.evaluate.results import Result, percentages
 from mixview.export import write_atomically
+from mixview.options import Count, NonNegative, Positive
 from mixview.train import recipes
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Precision, agree_on_checkpoint, launch_once, make_fabric
@@ -41,10 +42,23 @@ from mixview.train.watching import pick
 
 GROUPS = {"model": Model, "scales": Scales, "schedule": Schedule, "keeping": Keeping}
 MAY_CHANGE = frozenset(
-    {"data", "device", "devices", "encoder", "keeping", "max_time", "nodes", "out", "precision", "test_data", "workers"}
+    {
+        "data",
+        "device",
+        "devices",
+        "encoder",
+        "keeping",
+        "max_time",
+        "nodes",
+        "out",
+        "precision",
+        "test_data",
+        "trust",
+        "workers",
+    }
 )
 """Settings that a resumed trial may change: they say where, how long and how closely watched."""
-ABSENT = frozenset({"resume", "trials", "seed"})
+ABSENT = frozenset({"resume", "trials", "seed", "trust"})
 """Settings that are not of one trial."""
 
 
@@ -60,25 +74,25 @@ class Detection(Setting):
     """The sizes at which images are shown."""
     schedule: Schedule = field(default_factory=Schedule)
     """The published schedule, which --batch, --iterations and --lr change as a whole."""
-    batch: int | None = None
+    batch: Count | None = None
     """Images a step, over all devices: k times as many is k times the rate and a k-th of the iterations."""
-    iterations: int | None = None
+    iterations: Count | None = None
     """Another length; the steps of the rate keep their place in it."""
-    lr: float | None = None
+    lr: Positive | None = None
     """Another learning rate, of this batch."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches in which a device works off its part of a batch, to save memory; each has its own batch norm."""
     empty: bool = False
     """Train on images without any object too; the protocols leave them out."""
-    precise_bn: int = 200
+    precise_bn: NonNegative = 200
     """Training batches over which batch norms count their statistics anew before the detector is asked; 0 for none."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices."""
-    questions: int | None = None
+    questions: Count | None = None
     """At most so many test images, evenly over them; by default all."""
-    trials: int = 1
+    trials: Count = 1
     """How often all of it is done, by seeds from --seed on: the results are shown as mean ± deviation."""
-    nodes: int | Literal["auto"] = "auto"
+    nodes: Count | Literal["auto"] = "auto"
     """How many machines; auto is as many as torchrun or srun started processes on."""
     precision: Precision = "32-true"
     """Mixed precision is for accelerators; boxes stay in float32."""

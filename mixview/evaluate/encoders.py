@@ -27,6 +27,7 @@ from mixview.data.source import Source
 from mixview.evaluate.provenance import with_settings
 from mixview.evaluate.transforms import IMAGENET
 from mixview.export import load_encoder
+from mixview.options import Channels, Count, NonNegative, Side, check_options
 
 USUAL_SIZE = 224
 """What encoders from elsewhere were trained on."""
@@ -71,12 +72,15 @@ class Choice:
     """The model of a file that does not say it, or of random; by default the ResNet that fits, or resnet50."""
     weights: str | None = None
     """Of a model by name: imagenet, or a file; by default random ones."""
-    size: int | None = None
+    size: Side | None = None
     """Of the images that the encoder is shown; by default what it was trained on, or theirs if they are small."""
-    channels: int = 3
+    channels: Channels = 3
     """Of the images, for an encoder that does not say: 3 for colour, 1 for greyscale."""
     trust: bool = False
     """Call the factory of a backbone of your own, which a run's file names. That runs its code."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
     def load(self, natural_size: int = USUAL_SIZE, seed: int = 0) -> Subject:
         """The encoder, for images of this size where nothing else says one."""
@@ -98,9 +102,9 @@ class Encoding(Choice):
 
     device: str = "auto"
     """cpu, cuda, mps, or auto: an accelerator where there is one."""
-    devices: int = 1
+    devices: Count = 1
     """Processes per machine, an accelerator each; torchrun starts them as well."""
-    workers: int | None = None
+    workers: NonNegative | None = None
     """Processes that read images, for each of these; by default its share of the cores, less one."""
 
     def load_for(self, source: Source, seed: int = 0) -> Subject:

@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from mixview.data.opening import SourceOptions
 from mixview.data.source import Source
 from mixview.data.splits import Subset, take_files, take_fraction
 from mixview.evaluate import finetune as finetuning
@@ -48,9 +49,12 @@ from mixview.evaluate.svm import Difficult, Labelled, SvmSettings, evaluate_svm,
 from mixview.evaluate.svm_fitting import Fit
 from mixview.evaluate.training import Logging, Schedule, Stopped, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
+from mixview.options import ROOM, AtMost, Count, MoreThan, Positive, Seed
 from mixview.train.devices import Precision, make_fabric
 from mixview.train.launching import launcher, process_rank
 from mixview.train.stopping import seconds_of
+
+Fraction = Annotated[float, MoreThan(0), AtMost(1)]
 
 EXACT = 2**27
 """Up to so many numbers features are fitted in double precision."""
@@ -87,12 +91,12 @@ class Setting(Encoding):
     """The split that is asked about; by default test, or else val."""
     test_data: str | None = None
     """Where the test images are, if not with the others."""
-    data_options: dict[str, Any] | None = None
+    data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Of everything random. Results of several seeds are kept side by side, and averaged."""
-    out: str | None = None
+    out: Annotated[str, ROOM] | None = None
     """Where results go; by default into the run's folder, and nowhere for an encoder without one."""
 
     def open(self) -> Case:
@@ -237,9 +241,9 @@ def bad_images(parts: Parts, train: Features, test: Features) -> tuple[str, ...]
 class Knn(Evaluation):
     """Weighted k-NN classification: nothing is trained."""
 
-    k: int = 20
+    k: Count = 20
     """Neighbours that vote."""
-    temperature: float = 0.07
+    temperature: Positive = 0.07
     """A vote weighs exp(cosine / temperature): the smaller, the more the nearest decide."""
 
     protocol: ClassVar[str] = "knn"
@@ -319,11 +323,11 @@ class Svm(Machines):
 class LowShot(Machines):
     """Linear SVMs on a few images a class."""
 
-    shots: list[int] = field(default_factory=lambda: list(SHOTS))
+    shots: list[Count] = field(default_factory=lambda: list(SHOTS))
     """k, how many positives a class; of a class with fewer all are taken."""
-    samples: int = 3
+    samples: Count = 3
     """How often they are drawn; the paper's table of α has 5."""
-    negatives: int | None = None
+    negatives: Count | None = None
     """How many for each positive; by default as many as there are other classes, 19 for VOC."""
 
     protocol: ClassVar[str] = "lowshot"
@@ -363,13 +367,13 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
 class TrainingOptions(Setting):
     """What the protocols that train ask for, and `all` of them together."""
 
-    epochs: int | None = None
+    epochs: Count | None = None
     """Passes over the images; by default as published. The steps of the learning rate keep their place in them."""
-    batch: int | None = None
+    batch: Count | None = None
     """Images per step, over all devices; by default as published, or all if there are fewer."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches per step and device, to save memory; each has its own batch norm."""
-    nodes: int | Literal["auto"] = "auto"
+    nodes: Count | Literal["auto"] = "auto"
     """Number of machines; auto is as many as torchrun or srun started processes on."""
     precision: Precision = "32-true"
     """Mixed precision is for accelerators: most CPUs are many times slower with it."""
@@ -389,7 +393,7 @@ NOT_OF_THE_RESULT = frozenset({"nodes", "logging", "max_time", "resume"})
 class Trained(TrainingOptions, Evaluation):
     """A protocol that trains on images: a run of its own, which can be resumed."""
 
-    lr: float | None = None
+    lr: Positive | None = None
     """Learning rate; by default as published."""
 
     trains_on_images: ClassVar[bool] = True
@@ -409,11 +413,9 @@ class Trained(TrainingOptions, Evaluation):
 
         Without a place for results it is a temporary folder.
         """
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
         limit = seconds_of(self.max_time)
         deadline = None if limit is None else time.monotonic() + limit
-        config = {name: value for name, value in asdict(self).items() if name != "resume"}
+        config = {name: value for name, value in asdict(self).items() if name not in ("resume", "trust")}
         kept = self.folder()
         with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
             try:
@@ -543,11 +545,11 @@ class Probe(Trained):
 class Semi(Trained):
     """Fine-tuning of the whole network on a few of the labels."""
 
-    fractions: list[float] = field(default_factory=lambda: [0.01, 0.1])
+    fractions: list[Fraction] = field(default_factory=lambda: [0.01, 0.1])
     """Shares of the labels, each class alike, chosen by the seed; every class keeps at least one image."""
     files: list[str] | None = None
     """Lists of the images to fine-tune on instead, such as the published 1percent.txt and 10percent.txt."""
-    head_rate: float = finetuning.HEAD_RATE
+    head_rate: Positive = finetuning.HEAD_RATE
     """How many times as fast as the encoder the classifier learns."""
 
     protocol: ClassVar[str] = "semi"

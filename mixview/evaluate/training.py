@@ -408,7 +408,7 @@ def train_classifier(
 
 
 MAY_CHANGE = frozenset(
-    {"data", "device", "devices", "encoder", "logging", "max_time", "nodes", "out", "test_data", "workers"}
+    {"data", "device", "devices", "encoder", "logging", "max_time", "nodes", "out", "test_data", "trust", "workers"}
 )
 """Settings that a resumed training may change: they say where, how long and how closely it is logged. That encoder and
 images are the same is told by their content."""

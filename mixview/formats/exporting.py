@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from mixview.evaluate.encoders import Choice
 from mixview.formats import detectron2, graphs, huggingface, weights
 from mixview.formats.card import is_card, make_card
 from mixview.formats.written import Cargo, Written, fill_path
+from mixview.options import ROOM
 from mixview.using.encoder import Encoder
 
 FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
@@ -65,7 +66,7 @@ class Export(Choice):
 
     format: FormatName = "safetensors"
     """The program that is to read it."""
-    out: str = "exported"
+    out: Annotated[str, ROOM] = "exported"
     """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
 
     def run(self) -> Path:

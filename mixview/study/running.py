@@ -61,7 +61,7 @@ class Runner:
     cores: int = 1
     keep_runs: bool = False
     seconds: float | None = None
-    command: tuple[str, ...] = (sys.executable, "-m", "mixview.study.cell")
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "mixview.study.cell")
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def __post_init__(self) -> None:

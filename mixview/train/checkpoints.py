@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from mixview.atomic import atomic_write, remove_leftovers
+from mixview.atomic import atomic_write, real_folder, remove_leftovers
 
 FORMAT = 1
 MAGIC = b"\nmixview checkpoint sha256 "
@@ -39,7 +39,7 @@ class Checkpoints:
     """The checkpoints of one run, in a folder of their own. One process writes; any number may read.
 
     Args:
-        folder: made by the first `save`.
+        folder: made by the first `save`, in a folder that is there.
         keep: how many of the newest to keep.
     """
 
@@ -69,7 +69,7 @@ class Checkpoints:
         check_plain(state, "state")
         path = self.path(step)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            real_folder(self.folder)
             remove_leftovers(self.folder)
             with atomic_write(path, verify=check_seal) as file:
                 write_sealed({"mixview_checkpoint": FORMAT, "step": step, "state": state}, file)
@@ -228,6 +228,8 @@ def remedy(error: BaseException) -> str:
         return "free some space on that disk, or raise its quota"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "make the folder writable"
-    if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-        return "move away the file that is in its place"
+    if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
+        return "move away what is in its place"
+    if number == errno.ENOENT:
+        return "put the run's folder back, which is gone"
     return "check that disk"

@@ -1,6 +1,7 @@
 """Devices, processes and precision: a Fabric from what the user says and what has started this process."""
 
 import inspect
+import re
 import warnings
 from typing import Any, Literal
 from weakref import WeakSet
@@ -15,6 +16,16 @@ from mixview.train.launching import end_with_parent, launcher, meet_anew
 from mixview.train.run_folder import RunFolderError
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Accelerator = Literal["auto", "cpu", "cuda", "mps"]
+
+
+def require_accelerator(name: str) -> None:
+    """Raise if this machine does not have the accelerator that is asked for."""
+    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if name in there and not there[name]():
+        raise ValueError(
+            f"there is no {name} device that torch can use here: choose cpu or auto, or install its driver"
+        )
 
 
 def make_fabric(
@@ -28,6 +39,12 @@ def make_fabric(
         accelerator: cpu, cuda, mps, or auto.
         precision: 32-true, bf16-mixed or 16-mixed.
     """
+    require_accelerator(accelerator)
+    if not re.fullmatch(r"auto|-1|[1-9]\d*", str(devices)):
+        raise ValueError(
+            f"--devices must be a number of devices or auto, got {devices!r}: to choose some of them, set "
+            "CUDA_VISIBLE_DEVICES=0,1 before the command"
+        )
     on_cpu = accelerator == "cpu" or (
         accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
     )

@@ -4,6 +4,7 @@ import warnings
 from types import TracebackType
 from typing import Any, Protocol
 
+from mixview.atomic import real_folder
 from mixview.train.run_folder import RunFolder
 
 
@@ -35,7 +36,8 @@ class Journal:
         if watch.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(folder.path / "tensorboard"), purge_step=step or None)
+            with folder.explained("write the TensorBoard events of"):
+                self.board = SummaryWriter(str(real_folder(folder.path / "tensorboard")), purge_step=step or None)
         if watch.wandb is not None:
             try:
                 import wandb  # type: ignore[import-not-found, unused-ignore]
@@ -43,6 +45,8 @@ class Journal:
                 raise ValueError(
                     "watch.wandb needs the wandb package: pip install wandb, or leave --watch.wandb out"
                 ) from None
+            with folder.explained("log to W&B from"):
+                real_folder(folder.path / "wandb")
             self.wandb = wandb.init(
                 project=watch.wandb, dir=str(folder.path), id=folder.path.name, resume="allow", config=folder.config
             )

@@ -1,5 +1,6 @@
 """Who started this process, with how many others, and what becomes of it when one of them dies."""
 
+import multiprocessing
 import os
 import threading
 import time
@@ -98,6 +99,26 @@ def end_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, name="end with parent", daemon=True).start()
+
+
+TRAINING = threading.Lock()
+"""Held while this process trains: torch's random numbers, signals and connections are the whole process's."""
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep a second training out of this process, and any out of a process that only reads images for one."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a worker process has imported the script that started it, which trains again: put its calls of mixview "
+            'under `if __name__ == "__main__":`'
+        )
+    if not TRAINING.acquire(blocking=False):
+        raise ValueError("this process is training already, and two would share random numbers: use a process for each")
+    try:
+        yield
+    finally:
+        TRAINING.release()
 
 
 @contextmanager

@@ -9,15 +9,18 @@ The learning rate is a function of progress and of nothing else: a resumed run n
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, overload
+from typing import Annotated, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from mixview.methods import Method
+from mixview.options import AtLeast, AtMost, LessThan, MoreThan, NonNegativeFloat, Positive, check_options
 
 Name = Literal["sgd", "lars", "adamw"]
 Schedule = Literal["cosine", "steps", "constant"]
+Fading = Annotated[float, AtLeast(0), LessThan(1)]
+"""The share of an average that a step keeps."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,19 @@ class Optimizer:
     name: Name = "adamw"
     """sgd (MoCo, SimSiam), lars (SimCLR, BYOL) or adamw (small budgets, ViTs)."""
 
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """The highest learning rate; with scale_lr, that of a batch of 256."""
 
     scale_lr: bool = False
     """Multiply lr by batch / 256."""
 
-    weight_decay: float = 1e-4
+    weight_decay: NonNegativeFloat = 1e-4
     """Decay of the weights: added to the gradient (sgd, lars) or applied on its own (adamw)."""
 
-    momentum: float = 0.9
+    momentum: Fading = 0.9
     """Of sgd and lars."""
 
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Fading, Fading] = (0.9, 0.999)
     """Of adamw."""
 
     decay_norm_and_bias: bool | None = None
@@ -48,36 +51,26 @@ class Optimizer:
     schedule: Schedule = "cosine"
     """How lr falls after the warm-up: along a cosine to 0, in steps, or not at all."""
 
-    warmup_epochs: float = 0.0
+    warmup_epochs: NonNegativeFloat = 0.0
     """Epochs over which lr first rises from 0 in a straight line."""
 
     milestones: tuple[int, ...] = ()
     """The epochs, counted from the start, at which the schedule "steps" multiplies lr by gamma."""
 
-    gamma: float = 0.1
+    gamma: Annotated[float, MoreThan(0), AtMost(1)] = 0.1
     """What a milestone multiplies lr by."""
 
     fixed_predictor_lr: bool = False
     """Keep the predictor at lr throughout, without schedule and warm-up (SimSiam)."""
 
-    predictor_rate: float = 1.0
+    predictor_rate: Positive = 1.0
     """How many times as fast as everything else the predictor learns (BYOL, SimSiam)."""
 
-    clip: float | None = None
+    clip: Positive | None = None
     """Scale the gradient down to this norm when it is longer. By default it is left alone."""
 
     def __post_init__(self) -> None:
-        choose("name", self.name, get_args(Name))
-        choose("schedule", self.schedule, get_args(Schedule))
-        check("lr", self.lr, self.lr > 0, "a positive number, such as 0.03")
-        check("weight_decay", self.weight_decay, self.weight_decay >= 0, "0 or more, such as 1e-4")
-        check("momentum", self.momentum, 0 <= self.momentum < 1, "within [0, 1), such as 0.9")
-        good = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        check("betas", self.betas, good, "two numbers within [0, 1), such as (0.9, 0.999)")
-        check("warmup_epochs", self.warmup_epochs, self.warmup_epochs >= 0, "0 or more")
-        check("gamma", self.gamma, 0 < self.gamma <= 1, "within (0, 1], such as 0.1")
-        check("predictor_rate", self.predictor_rate, self.predictor_rate > 0, "a positive number, such as 10")
-        check("clip", self.clip, self.clip is None or self.clip > 0, "a positive norm, such as 1.0, or not be set")
+        check_options(self, "optimizer")
         good = list(self.milestones) == sorted(set(self.milestones)) and min(self.milestones, default=1) > 0
         check("milestones", self.milestones, good, "epochs in rising order, such as (120, 160)")
         if bool(self.milestones) != (self.schedule == "steps"):
@@ -95,12 +88,6 @@ class Optimizer:
         """The highest learning rate for a global batch of this size."""
         check("batch", batch, batch >= 1, "at least 1")
         return self.lr * batch / 256 if self.scale_lr else self.lr
-
-
-def choose(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the allowed ones."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def check(name: str, value: object, good: bool, rule: str) -> None:

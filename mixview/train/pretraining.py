@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -16,7 +16,7 @@ from mixview import backbones
 from mixview.data.augmentation import named
 from mixview.data.decoding import Decoder
 from mixview.data.loading import Batches, default_workers, view_loader
-from mixview.data.opening import open_source
+from mixview.data.opening import SourceOptions, open_source
 from mixview.data.reading import MODES, SMALL, Reader, natural_size
 from mixview.data.source import Source, SourceError
 from mixview.distributed import synchronize_batch_norm
@@ -24,15 +24,16 @@ from mixview.evaluate.provenance import encoder_settings
 from mixview.export import save_encoder
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
+from mixview.options import ROOM, AtLeast, AtMost, Channels, Count, MoreThan, NonNegative, Seed, Side, check_options
 from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import Precision, agree_on_checkpoint, grad_scaler, launch_once, make_fabric
+from mixview.train.devices import Accelerator, Precision, agree_on_checkpoint, grad_scaler, launch_once, make_fabric
 from mixview.train.engine import Engine
 from mixview.train.estimate import estimate, largest_batch
 from mixview.train.journal import Journal
-from mixview.train.launching import losing_no_process, process_rank
-from mixview.train.optimisers import Optimizer, build_optimizer
+from mixview.train.launching import alone, losing_no_process, process_rank
+from mixview.train.optimisers import Optimizer, build_optimizer, schedule_factor
 from mixview.train.progress import Progress
-from mixview.train.run_folder import RunFolder, RunFolderError, State, recorded, start_or_resume
+from mixview.train.run_folder import RunFolder, RunFolderError, State, read_metrics, recorded, start_or_resume
 from mixview.train.settings import (
     AUGMENTED_LIKE,
     Head,
@@ -52,7 +53,7 @@ class Pretraining:
 
     data: str | None = None
     """What to learn from: a folder of images, or any other path, address or name (see `mixview data list`)."""
-    out: str = "runs/first"
+    out: Annotated[str, ROOM] = "runs/first"
     """The run's folder, made anew: settings, metrics, checkpoints, pictures and the encoder."""
     method: MethodName = "simclr"
     """What is learned from two views of an image."""
@@ -64,7 +65,7 @@ class Pretraining:
 
     split: str | None = None
     """The part of the data to learn from, such as train or train[:5000]; by default the one for training."""
-    data_options: dict[str, Any] | None = None
+    data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     validation: str | None = None
     """Labelled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
@@ -72,11 +73,11 @@ class Pretraining:
     """The part of these images, or, where none are given, of the data, that the k-NN accuracy is of."""
     augment: str | None = None
     """The augmentation by name; by default the method's own (its small variant for small images)."""
-    smallest_crop: float | None = None
+    smallest_crop: Annotated[float, MoreThan(0), AtMost(1)] | None = None
     """The smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
-    size: int | None = None
+    size: Side | None = None
     """Of the views in pixels; by default that of the images where they are small, else 224."""
-    channels: int = 3
+    channels: Channels = 3
     """3 for colour, 1 for greyscale, more for what is stored so."""
 
     weights: str | None = None
@@ -90,24 +91,24 @@ class Pretraining:
     head: Head = field(default_factory=Head)
     """What the method adds to the encoder."""
 
-    epochs: int = 100
+    epochs: Count = 100
     """Passes over the images."""
-    batch: int | Literal["auto"] = 256
+    batch: Annotated[int, AtLeast(2)] | Literal["auto"] = 256
     """Images a step, over all devices together; auto finds the largest that fits in the memory of one device."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches in which a device works off its part of a batch, to save memory."""
     exact_batch: bool = False
     """SimCLR: accumulate so that the negatives are the whole batch's, not the micro-batch's (GradCache)."""
-    seed: int = 0
+    seed: Seed = 0
     """Of everything random."""
     optimizer: Optimizer = field(default_factory=Optimizer)
     """The optimiser and its schedule."""
 
-    devices: int | str = "auto"
+    devices: Count | str = "auto"
     """How many on each machine; auto is what torchrun or srun started, else all accelerators, or one CPU process."""
-    nodes: int | Literal["auto"] = "auto"
+    nodes: Count | Literal["auto"] = "auto"
     """How many machines; auto is as many as torchrun or srun started processes on."""
-    accelerator: str = "auto"
+    accelerator: Accelerator = "auto"
     """cpu, cuda, mps, or auto."""
     precision: Precision = "32-true"
     """Mixed precision is for accelerators: most CPUs are many times slower with it."""
@@ -117,7 +118,7 @@ class Pretraining:
     """Memory format of images and networks: faster for convolutions on CPUs and tensor cores."""
     compile: bool = False
     """Compile the networks with torch.compile."""
-    workers: int | None = None
+    workers: NonNegative | None = None
     """Processes a device that read and augment; by default its share of the cores, less one."""
 
     augment_on: Literal["cpu", "device"] = "cpu"
@@ -130,8 +131,16 @@ class Pretraining:
     resume: bool = False
     """Go on with the run in `out`, bit for bit; a larger `epochs` extends it."""
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
     def run(self) -> Path:
         """Train. Returns the run's folder."""
+        with alone():
+            return self.run_alone()
+
+    def run_alone(self) -> Path:
+        """`run`, when nothing else trains in this process."""
         if self.data is None:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
         if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):
@@ -139,9 +148,8 @@ class Pretraining:
                 f"exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
                 f"{self.objective}"
             )
-        if self.epochs < 1 or self.accumulate < 1:
-            raise ValueError(f"epochs and accumulate must be at least 1, got {self.epochs} and {self.accumulate}")
         seconds_of(self.max_time)
+        schedule_factor(self.optimizer, 0, self.epochs)
         options = self.data_options or {}
         whole = open_source(self.data, self.split, **options)
         share, part = self.watch.hold_out, self.validation_split
@@ -159,11 +167,15 @@ class Pretraining:
         own = AUGMENTED_LIKE.get(self.method, self.method)
         augment = self.augment or (f"{own}-small" if size <= SMALL else own)
         settled = replace(self, size=size, augment=augment)
+        named(augment, size, self.smallest_crop)
         fabric = settled.make_fabric()
         if settled.batch == "auto":
             settled = replace(settled, batch=settled.find_batch(fabric, len(reader)))
             notes.append(f"A batch of {settled.batch} fits.")
         assert settled.batch != "auto"
+        if len(reader) < settled.batch:
+            few = f"give --batch {len(reader)}, or more images" if len(reader) > 1 else "give more images"
+            raise SourceError(f"{len(reader)} images to learn from do not fill a batch of {settled.batch}: {few}")
         steps = settled.epochs * (len(reader) // settled.batch)
         head = settled.head.settle(self.method, images=len(reader), steps=steps, batch=settled.batch)
         settled = replace(settled, head=head)
@@ -319,6 +331,7 @@ class Pretraining:
         checkpoints = Checkpoints(Path(self.out) / "checkpoints", keep=watch.keep)
         about = {"method": self.method, "objective": self.objective, "data": str(self.data), "seed": str(self.seed)}
         if folder is not None:
+            folder.begin()
             shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
             about["settings"] = json.dumps(shaping, sort_keys=True)
         with (
@@ -329,6 +342,12 @@ class Pretraining:
             self.begin(engine, watcher, folder, progress, notes)
             if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
                 export(about | {"step": str(engine.step), "epoch": f"{engine.epoch:g}"})
+            if self.looks_at(engine.step, epoch_steps, engine.steps):  # killed between a checkpoint and its look
+                if folder is not None and not any(
+                    record["step"] == engine.step and "loss" not in record for record in read_metrics(folder.path)
+                ):
+                    self.look(engine.step, watcher, journal, progress)
+                fabric.barrier()
             for loss, rate, reason in engine.train(stopping):
                 step, epoch_ends = engine.step, engine.step % epoch_steps == 0
                 save = step % save_every == 0 or step == engine.steps or reason is not None
@@ -338,27 +357,41 @@ class Pretraining:
                 # A stop adds neither line nor look: the resumed run's metrics are those of an uninterrupted one.
                 if step % watch.log_every == 0 or epoch_ends:
                     journal.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": rate})
-                due = watch.look_every and step // epoch_steps % watch.look_every == 0
-                if watch.look_every and epoch_ends and (due or step == engine.steps):
-                    if folder is not None:
-                        seen, warning = watcher.look()
-                        journal.log(step, seen)
-                        progress.update(step, 0, knn=seen.get("knn"))
-                        if warning:
-                            progress.warn(warning)
-                    fabric.barrier()
                 if folder is not None and save:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
                     export(about | {"step": str(step), "epoch": f"{engine.epoch:g}"})
                     state: State = "interrupted" if reason else "running"
                     folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
+                if self.looks_at(step, epoch_steps, engine.steps):  # after saving: a failure costs nothing
+                    if folder is not None:
+                        self.look(step, watcher, journal, progress)
+                    fabric.barrier()
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume goes on from here.")
             if folder is not None and engine.step == engine.steps:
                 folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
                 progress.say(f"Done: {self.out}/encoder.safetensors")
         fabric.barrier()
+
+    def looks_at(self, step: int, epoch_steps: int, steps: int) -> bool:
+        """Whether the encoder is looked at after this step: at the end of every so many epochs, and of the last."""
+        every = self.watch.look_every
+        if not every or not step or step % epoch_steps:
+            return False
+        return step == steps or step // epoch_steps % every == 0
+
+    def look(self, step: int, watcher: Watcher, journal: Journal, progress: Progress) -> None:
+        """Look at the encoder, and write down what is seen. A look that fails is reported, and training goes on."""
+        try:
+            seen, warning = watcher.look()
+        except Exception as error:
+            progress.warn(f"The look after step {step} failed, and training goes on: {type(error).__name__}: {error}")
+            return
+        journal.log(step, seen)
+        progress.update(step, 0, knn=seen.get("knn"))
+        if warning:
+            progress.warn(warning)
 
     def begin(
         self, engine: Engine, watcher: Watcher, folder: RunFolder | None, progress: Progress, notes: list[str]
@@ -388,10 +421,17 @@ def pretrain(**options: Any) -> Path:
     return Pretraining(**options).run()
 
 
-def resume(out: str | Path, **changes: Any) -> Path:
-    """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`."""
+def resume(out: str | Path, *, trust: bool = False, **changes: Any) -> Path:
+    """Go on with a run, bit for bit, as it was or with changes such as `epochs=200`.
+
+    Args:
+        trust: import a backbone of one's own, which the run's file names. That runs its code.
+        changes: fields of `Pretraining`.
+    """
     known = {each.name for each in fields(Pretraining)}
     stored = {name: value for name, value in RunFolder.open(out).config.items() if name in known}
+    if "backbone" not in changes:
+        backbones.require_consent(stored.get("backbone"), str(Path(out) / "config.yaml"), trust)
     settings: dict[str, Any] = {"out": str(out), "resume": True} | changes
     return replace(from_plain(stored), **settings).run()
 
@@ -401,6 +441,9 @@ def from_plain(settings: dict[str, Any]) -> Pretraining:
     groups = {"mixing": Mixing, "head": Head, "optimizer": Optimizer, "watch": Watch}
     known: dict[str, list[str]] = {name: [each.name for each in fields(group)] for name, group in groups.items()}
     known[""] = [each.name for each in fields(Pretraining)]
+    for name in groups:
+        if not isinstance(settings.get(name, {}), dict):
+            raise ValueError(f"{name} must be a group of settings such as {known[name][0]}, got {settings[name]!r}")
     given = {"": list(settings)} | {name: list(settings.get(name, {})) for name in groups}
     for group, names in given.items():
         for name in names:
@@ -408,21 +451,9 @@ def from_plain(settings: dict[str, Any]) -> Pretraining:
                 close = difflib.get_close_matches(name, known[group], n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[group])}"
                 raise ValueError(f"there is no setting {f'{group}.' if group else ''}{name}: {hint}")
-    check_choices("", Pretraining, settings)
-    for group, kind in groups.items():
-        check_choices(f"{group}.", kind, settings.get(group, {}))
     return Pretraining(
         **{name: groups[name](**tuples(value)) if name in groups else value for name, value in settings.items()}
     )
-
-
-def check_choices(prefix: str, kind: type, settings: dict[str, Any]) -> None:
-    """Raise when a setting that has a few values, such as the method, is given another."""
-    types = get_type_hints(kind)
-    for name, value in settings.items():
-        known = get_args(types[name]) if get_origin(types[name]) is Literal else ()
-        if known and value not in known:
-            raise ValueError(f"{prefix}{name} must be one of {', '.join(map(str, known))}, got {value!r}")
 
 
 def tuples(values: dict[str, Any]) -> dict[str, Any]:

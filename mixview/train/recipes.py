@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped, unused-ignore]
+from mixview.yaml_files import parse_yaml, read_text
 
 
 class Hardware(NamedTuple):
@@ -59,11 +59,15 @@ def read(name: str) -> Recipe:
     while base is not None:
         if base in (seen for seen, _ in chain):
             raise ValueError(f"the recipe {name} is its own base: {' -> '.join(seen for seen, _ in chain)} -> {base}")
-        content = yaml.safe_load(text_of(base))
+        content = parse_yaml(text_of(base), f"the recipe {base}")
         if not isinstance(content, dict):
             raise ValueError(f"the recipe {base} holds no settings: it should be lines such as `method: mocov2`")
+        if not isinstance(content.get("about", {}), dict):
+            raise ValueError(f"about of the recipe {base} must be a group such as `what: …`, got {content['about']!r}")
         chain.append((base, content))
         base = content.pop("base", None)
+        if not isinstance(base, str | None):
+            raise ValueError(f"base of the recipe {name} must be the name of another, got {base!r}")
     about: dict[str, str] = {}
     settings: dict[str, Any] = {}
     for _, content in reversed(chain):
@@ -78,7 +82,7 @@ def text_of(name: str) -> str:
     if own.suffix in (".yaml", ".yml"):
         if not own.is_file():
             raise ValueError(f"there is no recipe file {own}: give a path, or one of the names in `mixview recipes`")
-        return own.read_text(encoding="utf-8")
+        return read_text(own)
     group, _, file = name.partition("/")
     found = resources.files("mixview") / "recipes" / group / f"{file}.yaml"
     if not file or not found.is_file():

@@ -33,12 +33,14 @@ import numpy as np
 import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.atomic import atomic_write, remove_leftovers, sync
+from mixview.atomic import atomic_write, open_regular, refuse_link, remove_leftovers, sync
+from mixview.backbones import ENCODER_FILE
 from mixview.data.identity import note_images
 from mixview.data.source import Source
 from mixview.evaluate.provenance import flatten
 from mixview.train.checkpoints import in_words, remedy
 from mixview.train.launching import is_restarted, process_rank
+from mixview.yaml_files import read_yaml
 
 State = Literal["running", "finished", "interrupted", "failed"]
 
@@ -57,6 +59,7 @@ MAY_CHANGE = frozenset(
         "out",
         "precision",
         "resume",
+        "trust",
         "wandb",
         "watch",
         "workers",
@@ -65,6 +68,7 @@ MAY_CHANGE = frozenset(
 """Settings, with all below them, that a resumed run may change: they say where, how long and how closely watched."""
 
 FILES = ("config.yaml", "environment.json", "data.json", "status.json", "metrics.jsonl", "checkpoints")
+FOLDERS = ("checkpoints", "tensorboard", "evaluations", "wandb")
 PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "safetensors", "jsonargparse")
 
 
@@ -75,7 +79,7 @@ class RunFolderError(RuntimeError):
 class RunFolder:
     """One run on disk. `create` starts one, `open` finds one again; both by the path that the user gave.
 
-    To resume: `open`, `lock`, `check_resumable`, then `resume`, and `rewind` to the step of the checkpoint.
+    To resume: `open`, `lock`, `check_resumable`, `resume`, then `begin`, and `rewind` to the step of the checkpoint.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], data: dict[str, Any], environment: dict[str, Any]) -> None:
@@ -83,6 +87,7 @@ class RunFolder:
         self.config = config
         self.data = data
         self.environment = environment
+        self.changes: tuple[dict[str, Any], dict[str, Any]] | None = None  # not written yet: config and environment
         self.lock_file: BinaryIO | None = None
         self.metrics_file: BinaryIO | None = None
 
@@ -136,7 +141,7 @@ class RunFolder:
             what = "does not exist" if not path.exists() else "is not a run of mixview: it has no config.yaml"
             raise RunFolderError(f"{path} {what}; name the --out of an earlier run, or start one without --resume")
         try:
-            config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+            config = read_yaml(path / "config.yaml")
             data = json.loads((path / "data.json").read_text(encoding="utf-8"))
             environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
@@ -183,6 +188,11 @@ class RunFolder:
         self, config: dict[str, Any], data: dict[str, Any], may_change: Collection[str] = MAY_CHANGE
     ) -> dict[str, tuple[Any, Any]]:
         """Refuse to go on with other data or another experiment; return what else changed, as {setting: (old, new)}."""
+        if not any(self.checkpoints.glob("step-*.pt")) and (reached := self.reached()):
+            raise RunFolderError(
+                f"the run in {self.path} had reached step {reached}, and its checkpoints are gone: put "
+                f"{self.checkpoints} back, or start a new run with another --out"
+            )
         data = plain(data, "data")
         if data.get("fingerprint") != self.data.get("fingerprint"):
             before, now = self.data.get("count"), data.get("count")
@@ -205,17 +215,31 @@ class RunFolder:
                 )
         return changed
 
+    def reached(self) -> int:
+        """The last step that was saved, as the run's files tell; 0 if it never got that far."""
+        step = int(self.status.get("step", 0))
+        if step or not (self.path / ENCODER_FILE).exists():
+            return step
+        return max((record["step"] for record in read_metrics(self.path)), default=1)
+
     def resume(self, config: dict[str, Any], environment: dict[str, Any] | None = None) -> None:
-        """Record that the run goes on: with which settings, and under which versions and command."""
+        """The run goes on: with which settings, and under which versions and command. `begin` writes that."""
         before = self.config.get("epochs")
-        self.config = plain(config, "config")
-        entry = plain(environment or describe_environment(self.config.get("seed")), "environment")
-        if before != self.config.get("epochs"):  # a schedule that was extended is not that of a longer run
+        config = plain(config, "config")
+        entry = plain(environment or describe_environment(config.get("seed")), "environment")
+        if before != config.get("epochs"):  # a schedule that was extended is not that of a longer run
             entry["extended_from"] = before
-        self.environment = self.environment | {"resumed": [*self.environment.get("resumed", []), entry]}
+        self.changes = config, self.environment | {"resumed": [*self.environment.get("resumed", []), entry]}
+
+    def begin(self) -> None:
+        """The run really goes on, everything that it needs being there: until now a mistake has changed nothing."""
+        if self.changes is None:
+            return
+        self.config, self.environment = self.changes
         with self.explained("update"):
             write_json(self.path / "environment.json", self.environment)
             write_yaml(self.path / "config.yaml", self.config)
+        self.changes = None
 
     def log(self, record: dict[str, Any]) -> None:
         """Append one line to the metrics; it must have a `step`.
@@ -227,7 +251,7 @@ class RunFolder:
         line = encode(record)
         with self.explained("write the metrics of"):
             if self.metrics_file is None:
-                self.metrics_file = (self.path / "metrics.jsonl").open("ab", buffering=0)
+                self.metrics_file = open_regular(self.path / "metrics.jsonl", "a")
             start = os.fstat(self.metrics_file.fileno()).st_size
             try:
                 if self.metrics_file.write(line) != len(line):
@@ -284,7 +308,9 @@ class RunFolder:
         path = self.path / ".lock"
         if path.resolve() in LOCKED:
             raise RunFolderError(f"this process is training into {self.path} already: choose another --out")
-        file = path.open("a+b")
+        for name in FOLDERS:
+            refuse_link(self.path / name)
+        file = open_regular(path, "a")
         try:
             lock_exclusively(file)
         except BlockingIOError:
@@ -373,7 +399,7 @@ def recorded(folder: RunFolder | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if folder is not None:
+        if folder is not None and folder.changes is None:  # else it has not begun, and is as it was
             status = folder.status
             state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with contextlib.suppress(RunFolderError):

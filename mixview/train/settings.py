@@ -24,6 +24,7 @@ from mixview.methods.imix import batch_keys
 from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
+from mixview.options import Count, NonNegative, NonNegativeFloat, Positive, Share, check_options
 
 MethodName = Literal["simclr", "mocov1", "mocov2", "byol", "simsiam", "swav", "imix", "imix-moco", "mixco", "mochi"]
 ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
@@ -55,7 +56,7 @@ class Mixing:
 
     mixer: Literal["cutmix", "mixup", "either"] = "cutmix"
     """CutMix (a box of the other image), Mixup (a blend), or either by chance, batch by batch, as Un-Mix does."""
-    alpha: float = 1.0
+    alpha: Positive = 1.0
     """lam ~ Beta(alpha, alpha); 1 is uniform, towards 0 nothing is mixed."""
     per_sample: bool = True
     """One lam an image; False is one a batch and device, as in the paper."""
@@ -63,16 +64,19 @@ class Mixing:
     """Mix image i with N-1-i, or with a random one."""
     fold: bool = False
     """lam = max(lam, 1 - lam), as i-Mix does."""
-    share: float = 1.0
+    share: Share = 1.0
     """The part of the images that is mixed, by chance; the others stay whole, in the same passes."""
-    weight: float = 0.5
+    weight: NonNegativeFloat = 0.5
     """w1 of WBSIM, of the mixed term."""
-    sim_weight: float = 0.5
+    sim_weight: NonNegativeFloat = 0.5
     """w2 of WBSIM, of the unmixed term."""
-    mix_groups: int = 1
+    mix_groups: Count = 1
     """Mix within this many parts of each device's batch, as so many devices would."""
-    ramp: tuple[float, float] | None = None
+    ramp: tuple[Share, Share] | None = None
     """Two shares of training: nothing is mixed before the first, and the partner's part grows until the second."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "mixing")
 
     def build(self) -> Mixer:
         """The mixer."""
@@ -86,39 +90,42 @@ class Mixing:
 class Head:
     """What a method adds to the encoder. What is not set is as published, or, where that cannot work, fits the run."""
 
-    temperature: float | None = None
+    temperature: Positive | None = None
     """Of the contrastive losses: SimCLR 0.1, MoCo v1 0.07, v2 and relatives 0.2; of SwAV's softmax 0.1."""
-    momentum: float | None = None
+    momentum: Share | None = None
     """Of the momentum encoder: MoCo 0.999, BYOL 0.996; 0.99 in runs of less than 20,000 steps."""
-    queue_size: int | None = None
+    queue_size: NonNegative | None = None
     """Of MoCo: 65,536, or half of the images where there are fewer. Of SwAV, for batches smaller than the prototypes:
     none; 3,840 as published for batches of 256."""
-    hidden: int | None = None
+    hidden: Count | None = None
     """Width of the hidden layers: SimCLR and MoCo v2 that of the encoder, BYOL 4096, SimSiam and SwAV 2048."""
-    dim: int | None = None
+    dim: Count | None = None
     """Width of projections: SimCLR, MoCo and SwAV 128, BYOL 256, SimSiam 2048."""
     symmetric: bool = True
     """SimCLR: anchors from both views; False takes them from the first only, at half the cost of BSIM."""
     other_parent: bool = False
     """MoCo: the other parent's key counts among the negatives."""
-    mix_temperature: float | None = None
+    mix_temperature: Positive | None = None
     """MixCo: of the term of the mixtures; 1, as published for ImageNet (for small images 0.05)."""
-    hardest: int | None = None
+    hardest: Count | None = None
     """MoCHi: so many of a query's nearest keys are mixed to negatives; 1024, or a quarter of a shorter queue."""
-    synthetic: tuple[int, int] | None = None
+    synthetic: tuple[NonNegative, NonNegative] | None = None
     """MoCHi: mixtures of two of these, and mixtures of one with the query; as many as these, and an eighth."""
-    synthetic_from: float | None = None
+    synthetic_from: Share | None = None
     """MoCHi: the share of training after which there are any; 0."""
-    prototypes: int | None = None
+    prototypes: Count | None = None
     """SwAV: how many; 3000, or as many as there are images in a smaller batch and its queue."""
-    freeze_prototypes: float | None = None
+    freeze_prototypes: NonNegativeFloat | None = None
     """SwAV: epochs at the start in which the prototypes do not learn; 1 as published, 0 for none."""
-    epoch_queue_starts: float | None = None
+    epoch_queue_starts: NonNegativeFloat | None = None
     """SwAV: the epoch from which its queue fills, to be used once full; 15, or half of a run of less than 30 epochs."""
     target: Literal["parents", "interpolated"] = "parents"
     """BYOL: both parents in turn, or one target between them."""
-    bn_splits: int = 1
+    bn_splits: Count = 1
     """MoCo on one device: batch norm over this many parts of the batch, which stands in for shuffling BN."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "head")
 
     def settle(self, method: MethodName, *, images: int, steps: int, batch: int) -> "Head":
         """With numbers for what depends on the length of a run: they stay what they are when it is extended.

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+from mixview.train.launching import process_rank
+
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -28,6 +30,10 @@ def seconds_of(limit: str | float | None) -> float | None:
     return total + (float(number) if number else 0.0)
 
 
+received: int | None = None
+"""The signal that the last training was stopped by, which is the exit status of a command."""
+
+
 class Stopping:
     """While it is entered, a signal asks for a stop instead of killing; a second Ctrl-C interrupts at once.
 
@@ -45,6 +51,8 @@ class Stopping:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "Stopping":
+        global received
+        received = None
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._asked)
@@ -60,6 +68,9 @@ class Stopping:
         if self.reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.reason = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        if process_rank() == 0:  # whoever started the others would take their status for a crash
+            global received
+            received = number
 
     def now(self, step: int) -> str | None:
         """Why to stop after this step, the same on every process, or None."""

@@ -182,6 +182,8 @@ def run_supervised(
     save_every = logging.checkpoint_every or engine.batches.total
     checkpoints = Checkpoints(out / "checkpoints", keep=logging.keep)
     metrics: dict[str, float] | None = None
+    if folder is not None:
+        folder.begin()
     with (
         Progress(length, engine.batches.total, start=engine.step, shown=folder is not None) as progress,
         Journal(folder, logging, engine.step) as journal,

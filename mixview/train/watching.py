@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid, save_image
 
+from mixview.atomic import atomic_write
 from mixview.data.augmentation import Augmentation
 from mixview.data.fused import views
 from mixview.data.identity import find_shared, identities
@@ -26,6 +27,7 @@ from mixview.evaluate.transforms import CentreCrop
 from mixview.methods import Method
 from mixview.mixing import Mixture, mixture_generators
 from mixview.objective import Objective
+from mixview.options import AtLeast, Count, LessThan, NonNegative, check_options
 from mixview.train.collapse import diagnose, verdict
 
 
@@ -33,17 +35,17 @@ from mixview.train.collapse import diagnose, verdict
 class Watch:
     """How often a run looks at itself, and what it keeps."""
 
-    log_every: int = 10
+    log_every: Count = 10
     """Optimiser steps between two lines of metrics."""
-    look_every: int = 1
+    look_every: NonNegative = 1
     """Epochs between two looks: k-NN accuracy where there are labels, and signs of collapse; 0 never looks."""
-    images: int = 2000
+    images: Annotated[int, AtLeast(4)] = 2000
     """At most so many labelled images are the k-NN's memory, and a quarter as many its questions."""
-    hold_out: float = 0.1
+    hold_out: Annotated[float, AtLeast(0), LessThan(1)] = 0.1
     """Share of labelled images kept from training for the k-NN, where the data has no val or test part of its own."""
-    checkpoint_every: int = 0
+    checkpoint_every: NonNegative = 0
     """Optimiser steps between two checkpoints; 0 is one an epoch."""
-    keep: int = 2
+    keep: Count = 2
     """Checkpoints that are kept."""
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -51,6 +53,9 @@ class Watch:
     """Before it starts, try a few steps and say what the run is going to cost."""
     wandb: str | None = None
     """Also log to this Weights & Biases project (needs the wandb package)."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "watch")
 
 
 @dataclass(frozen=True)
@@ -239,4 +244,6 @@ class Watcher:
             mean, std = self.augmentations[0].normalise.values(pixels.shape[1])
             pixels = pixels * torch.tensor(std).view(-1, 1, 1) + torch.tensor(mean).view(-1, 1, 1)
         grid = make_grid(pixels[:, :3].clamp(0, 1), nrow=len(rows[0]), padding=max(1, self.size // 16), pad_value=1)
-        save_image(F.resize(grid, [max(grid.shape[1], 96 * len(rows))], interpolation=InterpolationMode.NEAREST), path)
+        shown = F.resize(grid, [max(grid.shape[1], 96 * len(rows))], interpolation=InterpolationMode.NEAREST)
+        with atomic_write(path) as file:
+            save_image(shown, file, format="png")

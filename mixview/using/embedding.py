@@ -13,19 +13,20 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mixview.atomic import atomic_write
 from mixview.backbones import library
-from mixview.data.opening import open_source
+from mixview.data.opening import SourceOptions, open_source
 from mixview.data.source import Source
 from mixview.evaluate.encoders import Encoding, Subject
 from mixview.evaluate.features import Features, Stage, extract, launched
 from mixview.evaluate.progress import bar
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
+from mixview.options import ROOM
 
 ROWS = 8192
 """Images that are written together: a row group of Parquet."""
@@ -56,7 +57,7 @@ class Embedding(Encoding):
     """The part of the data; by default the one for training, or all where there are no parts."""
     kind: str | None = None
     """What the path is, where looking at it would say something else."""
-    data_options: dict[str, Any] | None = None
+    data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     stage: Stage = "avgpool"
     """Which features: avgpool, the encoder's output; of a ResNet also stem, res2 … res5, pooled."""
@@ -86,7 +87,7 @@ class Embedding(Encoding):
 class Embed(Embedding):
     """Write the features of images to a file."""
 
-    out: str = "features.parquet"
+    out: Annotated[str, ROOM] = "features.parquet"
     """The file to write: .parquet, or .npy with a .csv of paths beside it."""
 
     def run(self) -> Path:

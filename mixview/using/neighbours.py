@@ -12,7 +12,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from mixview.data.reading import MODES, Reader
 from mixview.data.source import Pixels, Source
 from mixview.evaluate.features import Staged, extract, launched, pick_device
 from mixview.evaluate.knn import Neighbours
+from mixview.options import ROOM, Count
 from mixview.using.embedding import Embedded, Embedding
 from mixview.using.search import How, find_nearest
 
@@ -58,15 +59,15 @@ class Looking(Embedding):
     """An image, or a folder of them: what is looked for among the data."""
     find: Find | None = None
     """alike (look-alikes of the query), duplicates or outliers; by default alike with a query, else the other two."""
-    count: int = 16
+    count: Count = 16
     """How many look-alikes of a query, or outliers."""
     threshold: float = 0.95
     """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
-    neighbours: int = 10
+    neighbours: Count = 10
     """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
     search: How = "auto"
     """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
-    out: str = "neighbours.png"
+    out: Annotated[str, ROOM] = "neighbours.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
 
     def run(self) -> list[Finding]:

@@ -219,7 +219,10 @@ def test_what_may_change(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=r"epochs was 200 .* 800"):
             run.check_resumable(CONFIG | {"epochs": 800}, DATA, may_change=())
         run.resume(longer, {"host": "b"})
+        assert RunFolder.open(run.path).config["epochs"] == 200  # nothing is written before everything else is there
+        run.begin()
         run.resume(longer, {"host": "c"})
+        run.begin()
     again = RunFolder.open(run.path)
     assert again.config["epochs"] == 800
     assert again.environment == {"versions": {}, "resumed": [{"host": "b", "extended_from": 200}, {"host": "c"}]}

@@ -1,0 +1,166 @@
+"""What an option may be, declared by its type and checked wherever it comes from: command line, file or Python.
+
+@dataclass(frozen=True)
+class Crop:
+    scale: Annotated[float, MoreThan(0), AtMost(1)] = 0.2
+    mode: Literal["random", "center"] = "random"
+
+    def __post_init__(self) -> None:
+        check_options(self, "crop")           # --crop.mode must be random or center, got 'centre': did you mean …
+"""
+
+import difflib
+import math
+import os
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A lower limit that is allowed itself."""
+
+    limit: float
+
+    def allows(self, value: float) -> bool:
+        return value >= self.limit
+
+    def __str__(self) -> str:
+        return f"at least {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class MoreThan:
+    """A lower limit that is not allowed itself."""
+
+    limit: float
+
+    def allows(self, value: float) -> bool:
+        return value > self.limit
+
+    def __str__(self) -> str:
+        return f"more than {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """An upper limit that is allowed itself."""
+
+    limit: float
+
+    def allows(self, value: float) -> bool:
+        return value <= self.limit
+
+    def __str__(self) -> str:
+        return f"at most {self.limit:g}"
+
+
+@dataclass(frozen=True)
+class LessThan:
+    """An upper limit that is not allowed itself."""
+
+    limit: float
+
+    def allows(self, value: float) -> bool:
+        return value < self.limit
+
+    def __str__(self) -> str:
+        return f"less than {self.limit:g}"
+
+
+MAX_SIDE = 4096
+"""Pixels. A larger image, view or network input is a slip of the finger, and would only fill the memory."""
+
+Count = Annotated[int, AtLeast(1)]
+Side = Annotated[int, AtLeast(1), AtMost(MAX_SIDE)]
+Channels = Annotated[int, AtLeast(1), AtMost(1024)]
+Seed = Annotated[int, AtLeast(0), LessThan(2**63)]
+NonNegative = Annotated[int, AtLeast(0)]
+NonNegativeFloat = Annotated[float, AtLeast(0)]
+Positive = Annotated[float, MoreThan(0)]
+Share = Annotated[float, AtLeast(0), AtMost(1)]
+
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+ROOM = "not empty"
+"""Of an `Annotated[str, ROOM]`."""
+
+
+def check_options(options: Any, group: str = "") -> None:
+    """Raise ValueError if a field of a dataclass is not what its type allows.
+
+    Types are read as deep as unions, literals, limits, tuples, lists and dictionaries go; other types allow anything.
+
+    Args:
+        group: the options' name on the command line, where they are part of others.
+    """
+    hints = get_type_hints(type(options), include_extras=True)
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if not allows(hints[field.name], value):
+            name = f"--{group}.{field.name}" if group else f"--{field.name}"
+            raise ValueError(
+                f"{name} must be {describe(hints[field.name])}, got {value!r}{suggest(hints[field.name], value)}"
+            )
+
+
+def allows(hint: Any, value: object) -> bool:
+    """Whether a value is of a type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *limits = arguments
+        if ROOM in limits:
+            return bool(value) and allows(base, value)
+        return allows(base, value) and all(limit.allows(value) for limit in limits if hasattr(limit, "allows"))
+    if origin in (Union, types.UnionType):
+        return any(allows(each, value) for each in arguments)
+    if origin is Literal:
+        return any(value == each and type(value) is type(each) for each in arguments)
+    if hint is type(None):
+        return value is None
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is str:
+        return isinstance(value, str | os.PathLike)
+    if hint is bool or is_dataclass(hint):
+        return isinstance(value, hint)
+    if origin in (list, tuple, Sequence):
+        if not isinstance(value, list | tuple):
+            return False
+        if origin is tuple and Ellipsis not in arguments:
+            return len(value) == len(arguments) and all(map(allows, arguments, value))
+        return all(allows(arguments[0], each) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(allows(arguments[1], each) for each in value.values())
+    return True
+
+
+def describe(hint: Any) -> str:
+    """What a type allows, in words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, *limits = arguments
+        return describe(base) + (f", {' and '.join(map(str, limits))}" if limits else "")
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(each) for each in arguments if each is not type(None))
+    if origin is Literal:
+        *most, last = map(str, arguments)
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin is tuple and Ellipsis not in arguments:
+        return f"a list of {len(arguments)}, each {describe(arguments[0])}"
+    if origin in (list, tuple, Sequence):
+        return f"a list, each {describe(arguments[0])}"
+    if origin is dict:
+        return "a dictionary of plain values"
+    return NAMES.get(hint) or getattr(hint, "__name__", str(hint))
+
+
+def suggest(hint: Any, value: object) -> str:
+    """The value that was probably meant, of a type that has a few."""
+    parts = [hint, *get_args(hint)]
+    choices = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
+    close = difflib.get_close_matches(str(value), [str(each) for each in choices], n=1)
+    return f": did you mean {close[0]}?" if close else ""

@@ -1,0 +1,51 @@
+"""Text that came from outside, on its way to a terminal: it is shown, and steers nothing.
+
+File names, labels, fields of files and messages of errors can hold escape sequences, which move the cursor, rename the
+window or hide what follows. `say` prints, `plain` is for tables and bars of rich.
+"""
+
+import re
+import sys
+import warnings
+from typing import TextIO
+
+from rich.text import Text
+
+STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""Control characters, marks that turn the direction of writing, tags, and halves of characters."""
+
+
+def printable(text: object, keep: str = "") -> str:
+    """Text with every character that would steer a terminal spelled out, as \\x1b is.
+
+    Args:
+        text: anything; doing it twice changes nothing.
+        keep: characters to leave as they are, such as the ends of lines.
+    """
+    return STEERING.sub(
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), str(text)
+    )
+
+
+def say(text: object = "", file: TextIO | None = None) -> None:
+    """Print a text of one or more lines: what mixview has instead of `print`."""
+    print(printable(text, keep="\n"), file=file, flush=file is sys.stderr)
+
+
+def plain(text: object, style: str = "", keep: str = "") -> Text:
+    """A text for rich, in which nothing is markup."""
+    return Text(printable(text, keep), style=style)
+
+
+def print_warnings_plainly() -> None:
+    """From now on warnings, mixview's and those of libraries, are printed as text like any other."""
+    shown = warnings.formatwarning
+
+    def format_plainly(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return printable(shown(message, category, filename, lineno, line), keep="\n\t")
+
+    warnings.formatwarning = format_plainly  # type: ignore[assignment, unused-ignore]
