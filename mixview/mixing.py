@@ -168,7 +168,7 @@ class Mixer(ABC):
         """A mixture for this batch.
 
         Args:
-            images: [N, …, H, W]; only its shape, device and dtype are read.
+            images: [N, C, …, H, W]; only its shape, device and dtype are read.
             generator: where everything random comes from; a list of G mixes the batch in G groups, one from each.
             mix_groups: with one generator, the number of groups that the batch is mixed in: image i finds its partner
                 within its group, and a per-batch lam is one a group.
@@ -406,8 +406,9 @@ def list_generators(generator: Generators, mix_groups: int) -> list[torch.Genera
 
 def check_batch(images: Tensor) -> None:
     """Refuse what is not a batch of images."""
-    if images.ndim < 3 or images.numel() == 0:
-        raise ValueError(f"expected a batch of images [N, C, H, W], got shape {list(images.shape)}")
+    if images.ndim < 4 or images.numel() == 0:
+        one = ": of one image, pass image[None]" if images.ndim == 3 and images.numel() else ""
+        raise ValueError(f"expected a batch of images [N, C, H, W], got shape {list(images.shape)}{one}")
 
 
 def lam_dtype(images: Tensor) -> torch.dtype:

@@ -281,6 +281,8 @@ def test_bad_batches_and_options_are_refused_with_the_remedy() -> None:
         CutMix().draw(images, seeded())(images[..., :4, :4])
     with pytest.raises(ValueError, match="a batch of 6 does not divide into 4 mix groups: use 4 or 8 images"):
         CutMix().draw(images, seeded(), mix_groups=4)
+    with pytest.raises(ValueError, match=r"got shape \[3, 8, 8\]: of one image, pass image\[None\]"):
+        CutMix().draw(torch.rand(3, 8, 8), torch.Generator())
     with pytest.raises(ValueError, match=r"expected a batch of images \[N, C, H, W\], got shape \[0, 3, 8, 8\]"):
         CutMix().draw(images[:0], seeded())
     with pytest.raises(ValueError, match="2 generators were passed for mix_groups=3"):

@@ -24,7 +24,17 @@ from mixview.methods.imix import batch_keys
 from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
-from mixview.options import Count, NonNegative, NonNegativeFloat, Positive, Share, check_options
+from mixview.options import (
+    Count,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    Share,
+    allows,
+    check_options,
+    describe,
+    suggest,
+)
 
 MethodName = Literal["simclr", "mocov1", "mocov2", "byol", "simsiam", "swav", "imix", "imix-moco", "mixco", "mochi"]
 ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
@@ -147,8 +157,15 @@ class Head:
         return replace(self, momentum=momentum, queue_size=queue)
 
 
+def require(value: str, choices: Any, name: str) -> None:
+    """Raise if a value is not one of a `Literal`'s."""
+    if not allows(choices, value):
+        raise ValueError(f"{name} must be {describe(choices)}, got {value!r}{suggest(choices, value)}")
+
+
 def build_objective(name: ObjectiveName, mixing: Mixing) -> Objective:
     """The objective of this name under these mixtures."""
+    require(name, ObjectiveName, "objective")
     if name == "wbsim":
         return wbsim(mixing.weight, mixing.sim_weight, mixing.build())
     if name == "unmix":
@@ -179,6 +196,7 @@ def build_method(
         batch: images a step.
         objective: that it is trained under; unmix mixes the second view of all but MoCo, and so goes around them.
     """
+    require(name, MethodName, "method")
     head = head.settle(name, images=images, steps=steps, batch=batch)
     if name == "swav":
         method: Method = build_swav(backbone, head, epoch_steps=steps_per_epoch(images, batch), batch=batch)
