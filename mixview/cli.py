@@ -44,6 +44,7 @@ class Parser(ArgumentParser):
             close = difflib.get_close_matches(unknown[1], options + choices, n=1)
             if close:
                 message = f"{message}; did you mean {close[0]}?"
+        message = message.removeprefix('Parser key "config": ')  # a recipe is one, to the parser
         wrong = re.match(r'Parser key "([^"]+)":', message)
         got = re.search(r"(?:Given value|Got value): (?!.*(?:Given value|Got value): )(.*)", message, re.DOTALL)
         hint = next(

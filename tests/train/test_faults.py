@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import mixview
 from mixview.cli import main
 from mixview.train.checkpoints import CheckpointError, Checkpoints
 from mixview.train.engine import Engine, NonFiniteLoss
+from mixview.train.launching import alone
 from mixview.train.run_folder import RunFolder, RunFolderError
+from mixview.train.watching import Watch, Watcher
 from tests.data.writing import write_classes
-from tests.train.running import assert_same_runs, command, last_state, lines, start, stopped_at, tiny, wait_for
+from tests.train.running import assert_same_runs, command, last_state, lines, resume, start, stopped_at, tiny, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +55,14 @@ def test_a_signal_saves_and_ends_the_run_and_resume_goes_on(
     os.kill(process.pid, signal.SIGCONT)
     process.join(30)
     said = log.read_text()
-    assert process.exitcode == 0, said
+    assert process.exitcode == 128 + number, said
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert f"Stopped by {name} at step" in said
     assert "Traceback" not in said
     status = RunFolder.open(out).status
     assert status["state"] == "interrupted"
     assert 3 <= status["step"] == last_state(out)[1] < 40
-    mixview.resume(out)
+    resume(out)
     assert_same_runs(long, out)
 
 
@@ -87,7 +90,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
     status = RunFolder.open(out).status
     assert status["state"] == "failed"
     assert "not finite" in status["message"]
-    mixview.resume(out)
+    resume(out)
     assert_same_runs(whole, out)
 
 
@@ -112,7 +115,7 @@ def test_a_full_disk_costs_nothing_but_the_checkpoint(whole: Path, tmp_path: Pat
     assert "Traceback" not in said
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000004.pt"]
     assert RunFolder.open(out).status["state"] == "failed"
-    mixview.resume(out)
+    resume(out)
     assert_same_runs(whole, out)
 
 
@@ -162,10 +165,10 @@ def test_data_that_changed_is_not_trained_on(tmp_path: Path) -> None:
     write_classes(tmp_path / "more", {"cat": 21})
     shutil.copy(next((tmp_path / "more").rglob("*.*g")), tmp_path / "photos" / "cat" / "new.png")
     with pytest.raises(RunFolderError, match=r"the data has changed since .* \(40 images then, 41 now\): restore it"):
-        mixview.resume(out, epochs=2)
+        resume(out, epochs=2)
     (tmp_path / "photos" / "cat" / "new.png").unlink()
     (tmp_path / "photos").rename(tmp_path / "moved")
-    mixview.resume(out, epochs=2, data=str(tmp_path / "moved"))
+    resume(out, epochs=2, data=str(tmp_path / "moved"))
     assert last_state(out)[1] == 2 * last_state(out)[1] // 2
 
 
@@ -184,7 +187,7 @@ def copy_of(run: Path, tmp_path: Path) -> Path:
 def test_another_experiment_is_not_a_resume(change: dict[str, Any], words: str, whole: Path, tmp_path: Path) -> None:
     out = copy_of(whole, tmp_path)
     with pytest.raises(RunFolderError, match=words):
-        mixview.resume(out, epochs=3, **change)
+        resume(out, epochs=3, **change)
     assert_same_runs(whole, out)
 
 
@@ -211,7 +214,7 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, whole: Path, tmp_path:
         content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match=r"step-000000007.pt is (cut|damaged).*going on from the .*step 6 instead"):
-        mixview.resume(out, watch=tiny(out)["watch"])
+        resume(out, watch=tiny(out)["watch"])
     assert_same_runs(whole, out)
 
 
@@ -220,5 +223,154 @@ def test_without_a_good_checkpoint_a_run_is_not_begun_anew(whole: Path, tmp_path
     for path in (out / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: .*; restore one from a copy"):
-        mixview.resume(out, epochs=3)
+        resume(out, epochs=3)
     assert len(list((out / "checkpoints").iterdir())) == 2
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a run's folder holds, apart from its lock."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "checkpoints")
+    before = files(out)
+    with pytest.raises(RunFolderError, match=r"had reached step 8, and its checkpoints are gone: put .*s back"):
+        resume(out, epochs=3)
+    (out / "status.json").unlink()  # the encoder tells of it too
+    with pytest.raises(RunFolderError, match="had reached step 8"):
+        resume(out, epochs=3)
+    assert files(out) == {name: content for name, content in before.items() if name != "status.json"}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"seed": 5}, "seed was 0"),
+        ({"epochs": 1}, "has done 2 epochs already"),
+        ({"workers": -1}, "--workers must be a whole number, at least 0, got -1"),
+        ({"devices": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
+        ({"epochs": 3, "data": "absent"}, "neither a path nor a source"),
+        ({"epochs": 3, "max_time": "soon"}, "a time limit"),
+    ],
+)
+def test_a_wrong_resume_changes_nothing(change: dict[str, Any], sentence: str, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    before = files(out)
+    with pytest.raises((ValueError, RuntimeError), match=sentence):
+        resume(out, **change)
+    assert files(out) == before
+
+
+def test_a_look_that_fails_is_reported_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Watcher) -> None:
+        raise IndexError("Target -1 is out of bounds.")
+
+    monkeypatch.setattr(Watcher, "look", fail)
+    out = mixview.pretrain(**tiny(tmp_path / "run", {"look_every": 1}))
+    assert RunFolder.open(out).status["state"] == "finished"
+    said = " ".join(capsys.readouterr().err.split())
+    assert "The look after step 4 failed, and training goes on: IndexError: Target -1 is out of bounds." in said
+
+
+def test_killed_between_a_checkpoint_and_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is written first, and a resumed run looks again: its metrics are those of a whole one."""
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", {"look_every": 1}))
+
+    def die(self: Watcher) -> None:
+        raise KeyboardInterrupt
+
+    out, look = tmp_path / "run", Watcher.look
+    monkeypatch.setattr(Watcher, "look", die)
+    with pytest.raises(KeyboardInterrupt):
+        mixview.pretrain(**tiny(out, {"look_every": 1}))
+    assert last_state(out)[1] == 4
+    monkeypatch.setattr(Watcher, "look", look)
+    with stopped_at(6):
+        resume(out)
+    monkeypatch.setattr(Watcher, "look", die)
+    with pytest.raises(KeyboardInterrupt):
+        resume(out)
+    assert last_state(out)[1] == 8
+    monkeypatch.setattr(Watcher, "look", look)
+    resume(out)
+    assert_same_runs(whole, out)
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "tensorboard", "evaluations", "views.png"])
+def test_nothing_is_written_through_a_link(name: str, whole: Path, tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(whole, out)
+    elsewhere.mkdir()
+    target = elsewhere / "kept"
+    if "." in name:
+        target.write_text("mine")
+        (out / name).unlink(missing_ok=True)
+    else:
+        target.mkdir()
+        if name == "checkpoints":
+            shutil.copytree(out / name, target, dirs_exist_ok=True)
+            shutil.rmtree(out / name)
+    (out / name).symlink_to(target)
+    before = files(elsewhere)
+    if name in ("metrics.jsonl", "views.png"):
+        resume(out, epochs=3)  # the file is replaced, and with it the link
+    else:
+        with pytest.raises((RunFolderError, CheckpointError), match="is a link, and nothing is written through one"):
+            resume(out, epochs=3, watch=Watch(**tiny(out)["watch"].__dict__ | {"tensorboard": True}))
+    assert files(elsewhere) == before
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    take_step = Engine.take_step
+
+    def delete(self: Engine, *views: Any) -> Any:
+        if self.step == 2:
+            shutil.rmtree(out)
+        return take_step(self, *views)
+
+    monkeypatch.setattr(Engine, "take_step", delete)
+    with pytest.raises((RunFolderError, CheckpointError), match="No such file or directory; put the run's folder back"):
+        mixview.pretrain(**tiny(out))
+    assert not out.exists()
+
+
+def test_two_trainings_in_one_process_are_refused(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def second() -> None:
+        try:
+            mixview.pretrain(**tiny(tmp_path / "second"))
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=second)
+    with alone():
+        thread.start()
+        thread.join()
+    assert "this process is training already" in str(errors[0])
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_backbone_that_a_file_names_needs_consent(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    with pytest.raises(ValueError, match=r"config.yaml names the backbone .* would run its code: add --trust"):
+        mixview.resume(out, epochs=3)
+    with pytest.raises(SystemExit, match="2"):
+        main(["pretrain", "--resume", "--out", str(out), "--epochs", "3"])
+    assert "names the backbone 'tests.train.running:backbone'" in capsys.readouterr().err
+    main(["pretrain", "--resume", "--out", str(out), "--epochs", "3", "--trust"])
+    assert RunFolder.open(out).status["step"] == 12

@@ -29,6 +29,7 @@ from tests.train.running import (
     assert_same_runs,
     command,
     last_state,
+    resume,
     stopped_at,
     tiny,
 )
@@ -90,8 +91,8 @@ def test_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_run(
     assert RunFolder.open(broken).status["state"] == "interrupted"
     assert last_state(broken)[1] == 5
     with stopped_at(7):
-        mixview.resume(broken)
-    mixview.resume(broken)
+        resume(broken)
+    resume(broken)
     assert RunFolder.open(broken).status["state"] == "finished"
     assert len(RunFolder.open(broken).environment["resumed"]) == 2
     assert_same_runs(whole, broken)
@@ -103,27 +104,27 @@ def test_a_stop_at_the_end_of_an_epoch_adds_no_look(stop: int, tmp_path: Path) -
     whole = mixview.pretrain(**tiny(tmp_path / "whole", watch))
     with stopped_at(stop):
         broken = mixview.pretrain(**tiny(tmp_path / "broken", watch))
-    mixview.resume(broken)
+    resume(broken)
     assert_same_runs(whole, broken)
 
 
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     out = mixview.pretrain(**tiny(tmp_path / "run", epochs=1))
-    mixview.resume(out)  # nothing to do, and nothing lost
+    resume(out)  # nothing to do, and nothing lost
     assert RunFolder.open(out).status["state"] == "finished"
     main(command(out, "--resume", "--epochs", "3"))
     assert {"state": "finished", "step": 12}.items() <= RunFolder.open(out).status.items()
     assert [each["step"] for each in read_metrics(out)] == list(range(1, 13))
     assert RunFolder.open(out).config["epochs"] == 3
     with pytest.raises(RunFolderError, match=r"has done 3 epochs already.*epochs 1"):
-        mixview.resume(out, epochs=1)
+        resume(out, epochs=1)
 
 
 def test_a_schedule_without_an_end_makes_an_extended_run_equal_a_long_one(tmp_path: Path) -> None:
     settings = mixview.train.pretraining.Optimizer(schedule="constant")
     long = mixview.pretrain(**tiny(tmp_path / "long", optimizer=settings))
     short = mixview.pretrain(**tiny(tmp_path / "short", optimizer=settings, epochs=1))
-    mixview.resume(short, epochs=2)
+    resume(short, epochs=2)
     assert_same(last_state(long), last_state(short))
     assert (long / "metrics.jsonl").read_bytes() == (short / "metrics.jsonl").read_bytes()
 
@@ -178,8 +179,8 @@ def test_swav_freezes_and_queues_across_micro_batches_and_resumes(tmp_path: Path
     broken = tmp_path / "broken"
     for stop in (3, 6, 9):
         with stopped_at(stop):
-            mixview.resume(broken) if broken.exists() else mixview.pretrain(**tiny(broken, watch, **options))
-    mixview.resume(broken)
+            resume(broken) if broken.exists() else mixview.pretrain(**tiny(broken, watch, **options))
+    resume(broken)
     assert_same_runs(whole, broken)
 
 
@@ -210,7 +211,7 @@ def test_what_fits_the_length_of_a_run_stays_when_it_is_extended(
     out = mixview.pretrain(**tiny(tmp_path / "run", method="mocov2", head=Head(hidden=16, dim=8)))
     head = RunFolder.open(out).config["head"]
     assert (head["momentum"], head["queue_size"]) == (0.99, 32)
-    mixview.resume(out, epochs=5)
+    resume(out, epochs=5)
     assert RunFolder.open(out).config["head"] == head
 
 
@@ -243,7 +244,7 @@ def test_views_made_on_the_device(tmp_path: Path) -> None:
     whole = mixview.pretrain(**tiny(tmp_path / "whole", **options))
     with stopped_at(5):
         broken = mixview.pretrain(**tiny(tmp_path / "broken", **options, workers=2))
-    mixview.resume(broken)
+    resume(broken)
     assert_same_runs(whole, broken)
     usual = mixview.pretrain(**tiny(tmp_path / "usual", method="byol", epochs=1))
     assert read_metrics(usual)[0]["loss"] == pytest.approx(read_metrics(whole)[0]["loss"], abs=1e-4)
@@ -280,7 +281,7 @@ def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_k
 def test_relatives_train_and_go_on(method: Any, objective: Any, tmp_path: Path) -> None:
     options = {"method": method, "objective": objective, "mixing": Mixing(per_sample=False), "epochs": 1}
     run = mixview.pretrain(**tiny(tmp_path / "run", **options))
-    assert RunFolder.open(mixview.resume(run, epochs=2)).status["step"] == 8
+    assert RunFolder.open(resume(run, epochs=2)).status["step"] == 8
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -333,7 +334,7 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         (["--method", "mocov3"], ["method", "simclr", "mocov1", "mocov2", "byol", "simsiam"]),
         (["--objective", "bsin"], ["objective", "sim", "bsim", "wbsim"]),
         (["--precision", "16"], ["precision", "32-true", "bf16-mixed", "16-mixed"]),
-        (["--epochs", "many"], ["epochs", "many", "int"]),
+        (["--epochs", "many"], ["--epochs", "many", "a whole number, at least 1"]),
         (["--mixing.partner", "self"], ["reversal", "permutation"]),
         (["--optimizer.name", "adam"], ["sgd", "lars", "adamw"]),
     ],
@@ -353,7 +354,7 @@ def test_mistakes_name_what_is_allowed(
     [
         ({"data": None}, "there is nothing to learn from: give --data a folder of images"),
         ({"data": "absent/folder"}, "there is neither a path nor a source named absent/folder"),
-        ({"batch": 128}, "64 images do not fill one batch of 128; use a batch of at most 64"),
+        ({"batch": 128}, "64 images to learn from do not fill a batch of 128: give --batch 64, or more images"),
         ({"backbone": "resnet51"}, "the nearest are"),
         ({"augment": "simcrl"}, "simclr"),
         ({"max_time": "soon"}, "a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got 'soon'"),

@@ -1,0 +1,77 @@
+"""What options may be, declared by their types: checked from Python as on the command line."""
+
+from typing import Annotated, Any, Literal
+
+import pytest
+
+import mixview
+from mixview.options import AtLeast, LessThan, MoreThan, allows, describe
+from mixview.train.pretraining import Pretraining
+from mixview.train.settings import Head, Mixing, build_method, build_objective
+from mixview.train.watching import Watch
+from tests.train.running import tiny
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        (Mixing, {"mixer": "cut-mix"}, "--mixing.mixer must be cutmix, .* got 'cut-mix': did you mean cutmix?"),
+        (Mixing, {"alpha": 0}, "--mixing.alpha must be a number, more than 0, got 0"),
+        (Mixing, {"share": 1.5}, "--mixing.share must be a number, at least 0 and at most 1, got 1.5"),
+        (Mixing, {"ramp": (0.1,)}, "--mixing.ramp must be a list of 2, each a number"),
+        (Head, {"temperature": 0}, "--head.temperature must be a number, more than 0, got 0"),
+        (Head, {"dim": 2.5}, "--head.dim must be a whole number, at least 1, got 2.5"),
+        (Watch, {"images": 0}, "--watch.images must be a whole number, at least 4, got 0"),
+        (Watch, {"log_every": 0}, "--watch.log_every must be a whole number, at least 1, got 0"),
+        (Pretraining, {"augment_on": "gpu"}, "--augment_on must be cpu or device, got 'gpu'"),
+        (Pretraining, {"method": "mocov3"}, "got 'mocov3': did you mean mocov2?"),
+        (Pretraining, {"batch": 0}, "--batch must be a whole number, at least 2 or auto, got 0"),
+        (Pretraining, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
+        (Pretraining, {"out": ""}, "--out must be text, not empty, got ''"),
+        (Pretraining, {"accelerator": "gpu"}, "--accelerator must be auto, cpu, cuda or mps, got 'gpu'"),
+        (Pretraining, {"data_options": {"count": {"class_path": "os.system"}}}, "--data_options must be"),
+    ],
+)
+def test_a_slip_in_python_is_named(kind: type, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
+        kind(**options)
+
+
+def test_limits_of_one_number_are_not_each_other() -> None:
+    """Types that compare as equal are one type to `typing`, which keeps the first."""
+    least, more = Annotated[float, AtLeast(0)] | None, Annotated[float, MoreThan(0)] | None
+    assert allows(least, 0)
+    assert not allows(more, 0)
+    assert describe(least) == "a number, at least 0"
+    assert describe(more) == "a number, more than 0"
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "bad"),
+    [
+        (int, [1, -1], [True, 1.0, "1", None]),
+        (float, [1, 0.5], [True, "1", float("nan"), float("inf")]),
+        (bool, [True], [1, "true"]),
+        (Literal["a", 1], ["a", 1], ["b", True, 1.0]),
+        (int | Literal["auto"] | None, [3, "auto", None], ["3", 2.5]),
+        (tuple[int, int], [(1, 2), [1, 2]], [(1,), (1, 2, 3), "12"]),
+        (list[Annotated[int, LessThan(3)]], [[], [1, 2]], [[3], "1"]),
+        (dict[str, str | int], [{}, {"a": 1}], [{"a": {}}, []]),
+    ],
+)
+def test_types(hint: Any, good: list[Any], bad: list[Any]) -> None:
+    assert all(allows(hint, value) for value in good)
+    assert not any(allows(hint, value) for value in bad)
+
+
+def test_unknown_methods_and_objectives_are_named() -> None:
+    with pytest.raises(ValueError, match=r"method must be simclr, .* got 'moco': did you mean mocov2"):
+        build_method("moco", None, Head(), images=8, steps=1, batch=4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"objective must be sim, .* got 'bism': did you mean bsim"):
+        build_objective("bism", Mixing())  # type: ignore[arg-type]
+
+
+def test_pretrain_refuses_before_it_writes(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="--batch"):
+        mixview.pretrain(**tiny(tmp_path / "run", batch=1))
+    assert not (tmp_path / "run").exists()
