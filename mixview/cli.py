@@ -436,17 +436,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
         if is_out_of_memory(error):
-            sys.exit(f"mixview: the memory is full ({first_line(error)}): use a smaller --batch, --size or model")
+            leave(f"the memory is full ({first_line(error)}): use a smaller --batch, --size or model", 1)
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
             raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
-        sys.exit(f"mixview: {printable(error, keep=chr(10))}")
+        leave(str(error), stop_status() or 1)
     except KeyboardInterrupt:
-        print("mixview: interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    if (stopping := sys.modules.get("mixview.train.stopping")) is not None and stopping.received is not None:
-        sys.exit(128 + stopping.received)
+        leave("interrupted", 128 + signal.SIGINT)
+    if status := stop_status():
+        sys.exit(status)
+
+
+def leave(message: str, status: int) -> NoReturn:
+    """Say why, and end."""
+    message = f"mixview: {printable(message, keep=chr(10))}"
+    if status == 1:
+        sys.exit(message)
+    print(message, file=sys.stderr)
+    sys.exit(status)
+
+
+def stop_status() -> int | None:
+    """The exit status of a command whose training a signal has stopped, as a shell reports it."""
+    stopping = sys.modules.get("mixview.train.stopping")
+    return None if stopping is None or stopping.received is None else 128 + int(stopping.received)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -101,18 +101,23 @@ def end_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
     threading.Thread(target=follow, name="end with parent", daemon=True).start()
 
 
+def require_main_guard() -> None:
+    """Raise in a process that is being started, and calls mixview because it imports the script that started it."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself tells
+        raise ValueError(
+            "a worker process imports the script that started it, which calls mixview again: put the calls under "
+            '`if __name__ == "__main__":`'
+        )
+
+
 TRAINING = threading.Lock()
 """Held while this process trains: torch's random numbers, signals and connections are the whole process's."""
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keep a second training out of this process, and any out of a process that only reads images for one."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "a worker process has imported the script that started it, which trains again: put its calls of mixview "
-            'under `if __name__ == "__main__":`'
-        )
+    """Keep a second training out of this process."""
+    require_main_guard()
     if not TRAINING.acquire(blocking=False):
         raise ValueError("this process is training already, and two would share random numbers: use a process for each")
     try:

@@ -141,6 +141,8 @@ class Pretraining:
 
     def run_alone(self) -> Path:
         """`run`, when nothing else trains in this process."""
+        if self.out.startswith("~"):  # from a file: of what is typed, shell and command line have made a path
+            return replace(self, out=str(Path(self.out).expanduser())).run_alone()
         if self.data is None:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
         if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):

@@ -238,7 +238,7 @@ def test_micro_batches_are_the_batch_where_nothing_depends_on_their_size(
     main(command("linear", encoder, folder, tmp_path, "--accumulate", "4"))
     left, right = (last_state(training(out))[0] for out in (whole["linear"], tmp_path))
     close(left["network"], right["network"])
-    with pytest.raises(SystemExit, match="accumulate must be at least 1, got 0"):
+    with pytest.raises(SystemExit, match="--accumulate must be a whole number, at least 1, got 0"):
         main(command("linear", encoder, folder, tmp_path, "--accumulate", "0"))
 
 
