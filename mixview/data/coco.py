@@ -1,15 +1,68 @@
 """COCO in its official layout: labels, boxes, crowds and masks from `annotations/instances_*.json`."""
 
-import json
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Annotated, Literal, final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mixview.data.decoding import MAX_PIXELS
 from mixview.data.files import ImageFiles
 from mixview.data.packed import PackedStrings
 from mixview.data.source import Objects, SourceError
+
+MAX_COORDINATE = 100_000
+"""Pixels: no image has a longer side. pycocotools counts in C, and crashes on coordinates that are far outside."""
+MAX_OUTLINE = 10_000_000
+"""Pixels along the outline of one polygon: pycocotools holds forty bytes for each."""
+
+Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=MAX_COORDINATE)]
+Coordinate = Annotated[float, msgspec.Meta(ge=-MAX_COORDINATE, le=MAX_COORDINATE)]
+
+
+class Image(msgspec.Struct):
+    """An image as the file has it; what else it says of it is not read."""
+
+    id: Id
+    file_name: str
+    height: Side
+    width: Side
+
+
+class Category(msgspec.Struct):
+    """A class as the file has it."""
+
+    id: Id
+    name: str
+
+
+class RunLengths(msgspec.Struct):
+    """A mask as the lengths of its runs, down the columns: zeros first, as numbers or in COCO's text."""
+
+    size: tuple[Side, Side]
+    counts: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_PIXELS)]] | str
+
+
+class Annotation(msgspec.Struct):
+    """An object as the file has it."""
+
+    image_id: Id
+    category_id: Id
+    bbox: tuple[Coordinate, Coordinate, Coordinate, Coordinate]
+    id: Id | None = None
+    iscrowd: bool = False
+    area: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None = None
+    segmentation: list[list[Coordinate]] | RunLengths | None = None
+
+
+class Instances(msgspec.Struct):
+    """A file of annotations, `instances_*.json`."""
+
+    images: list[Image]
+    annotations: list[Annotation]
+    categories: list[Category]
 
 
 @final
@@ -40,51 +93,60 @@ class Coco(ImageFiles):
         folder = root / path.stem.removeprefix("instances_")
         if not folder.is_dir():
             raise SourceError(f"{path} is there and its images, the folder {folder}, are not: download them beside it")
-        content = read_json(path)
-        images = content["images"]
+        content = read_instances(path)
+        images = content.images
         # One listing of the folder rather than a hundred thousand questions to the disk.
         there = {entry.name for entry in folder.iterdir()}
-        named = [image["file_name"] for image in images]
-        missing = [name for name in named if name not in there and not (folder / name).is_file()]
+        named = [image.file_name for image in images]
+        missing = [name for name in named if name not in there and not is_file(folder / name)]
         if missing and absent == "refuse":
             raise SourceError(
                 f"{path} names {len(missing)} images that are not in {folder}, {missing[0]} for one: "
                 'download them, or leave them out with absent="skip"'
             )
         lost = set(missing)
-        images = [image for image in images if image["file_name"] not in lost]
+        images = [image for image in images if image.file_name not in lost]
         if not images:
             raise SourceError(f"none of the images that {path} names is in {folder}: download them")
-        names = PackedStrings(f"{folder.name}/{image['file_name']}" for image in images)
-        categories = sorted(content["categories"], key=lambda category: int(category["id"]))
+        for image in images:
+            if image.height * image.width > MAX_PIXELS:
+                raise SourceError(
+                    f"{path} says that {image.file_name} is {image.width}×{image.height} pixels, more than can be read "
+                    f"({MAX_PIXELS / 1e6:.0f} million): correct it"
+                )
+        names = PackedStrings(f"{folder.name}/{image.file_name}" for image in images)
+        categories = sorted(content.categories, key=lambda category: category.id)
         skipped = {f"{folder.name}/{name}": "is named by the annotations and absent" for name in missing}
-        super().__init__(root, names, classes=tuple(category["name"] for category in categories), skipped=skipped)
+        super().__init__(root, names, classes=tuple(category.name for category in categories), skipped=skipped)
 
-        self.image_ids = np.array([image["id"] for image in images], dtype=np.int64)
-        self.category_ids = np.array([category["id"] for category in categories], dtype=np.int64)
-        self._sizes = np.array([[image["height"], image["width"]] for image in images], dtype=np.int32)
+        self.image_ids = np.array([image.id for image in images], dtype=np.int64)
+        self.category_ids = np.array([category.id for category in categories], dtype=np.int64)
+        self._sizes = np.array([[image.height, image.width] for image in images], dtype=np.int32)
         self._draws_masks = masks
-        self._read_annotations(content["annotations"], path)
+        self._read_annotations(content.annotations, path)
 
-    def _read_annotations(self, annotations: list[dict[str, Any]], path: Path) -> None:
+    def _read_annotations(self, annotations: list[Annotation], path: Path) -> None:
         """The annotations in arrays, those of an image together: image i has those from `_starts[i]` on."""
         row = {int(image): number for number, image in enumerate(self.image_ids)}
         column = {int(category): number for number, category in enumerate(self.category_ids)}
-        annotations = [each for each in annotations if each["image_id"] in row]
-        annotations.sort(key=lambda each: row[each["image_id"]])  # stable: within an image in the file's order
+        annotations = [each for each in annotations if each.image_id in row]
+        annotations.sort(key=lambda each: row[each.image_id])  # stable: within an image in the file's order
         try:
-            self._classes = np.array([column[each["category_id"]] for each in annotations], dtype=np.int64)
+            self._classes = np.array([column[each.category_id] for each in annotations], dtype=np.int64)
         except KeyError as error:
             raise SourceError(f"an annotation in {path} is of category {error}, which has no name: add it") from None
-        self._images = np.array([row[each["image_id"]] for each in annotations], dtype=np.int64)
+        self._images = np.array([row[each.image_id] for each in annotations], dtype=np.int64)
         self._starts = np.searchsorted(self._images, np.arange(len(self) + 1))
-        self._boxes = np.array([each["bbox"] for each in annotations], dtype=np.float32).reshape(-1, 4)
+        self._boxes = np.array([each.bbox for each in annotations], dtype=np.float32).reshape(-1, 4)
         self._boxes[:, 2:] += self._boxes[:, :2]  # on disk left, top, width, height
-        self._crowd = np.array([each.get("iscrowd", 0) for each in annotations], dtype=np.bool_)
-        areas = [each.get("area") for each in annotations]
+        self._crowd = np.array([each.iscrowd for each in annotations], dtype=np.bool_)
+        areas = [each.area for each in annotations]
         self._areas = None if None in areas else np.array(areas, dtype=np.float64)
-        segmentations = [each.get("segmentation") for each in annotations]
-        self._shapes = PackedStrings(pack_segmentation(each) for each in segmentations)
+        segmentations = [each.segmentation for each in annotations]
+        sizes = self._sizes[self._images].tolist()
+        self._shapes = PackedStrings(
+            pack_segmentation(each, *size, path) for each, size in zip(annotations, sizes, strict=True)
+        )
         # What has no area has no outline either; a set without any outline has no masks at all.
         empty = (self._boxes[:, 2:] <= self._boxes[:, :2]).any(1)
         self._outlined = np.array([bool(each) for each in segmentations], dtype=np.bool_) | empty
@@ -126,31 +188,79 @@ def find_annotations(root: Path, split: str) -> Path:
     raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {known}")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The annotations as they are, with the three lists that they must have."""
+def is_file(path: Path) -> bool:
+    """Whether a file is there; a name that no file can have is none."""
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_instances(path: Path) -> Instances:
+    """The annotations, every entry checked: what is missing or of another type is named with its place in the file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Instances, strict=False)
+    except msgspec.ValidationError as error:
+        raise SourceError(
+            f"{path} is not a COCO file of instances ({error}): correct the entry, or download it again"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{path} cannot be read ({error}): download it again") from error
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(content, dict) or not isinstance(content.get(key), list):
-            raise SourceError(f"{path} has no list of {key}: it is not a COCO file of instances; download it again")
-    return dict(content)
 
 
-def pack_segmentation(segmentation: Any) -> bytes:
-    """A run-length code as JSON, polygons as numbers, told apart by the first byte.
+def pack_segmentation(annotation: Annotation, height: int, width: int, path: Path) -> bytes:
+    """Run lengths or polygons as numbers, told apart by the first byte; raises on what cannot be drawn.
 
     COCO writes coordinates with two decimals, which float32 can tell apart; any others are kept in float64.
     """
+    segmentation = annotation.segmentation
     if not segmentation:
         return b""
-    if isinstance(segmentation, dict):
-        return b"r" + json.dumps(segmentation).encode()
+    if isinstance(segmentation, RunLengths):
+        counts = run_lengths(segmentation.counts)
+        if counts is None or segmentation.size != (height, width) or counts.sum() != height * width:
+            raise SourceError(
+                f"the run lengths of {describe(annotation)} in {path} do not cover its image of {width}×{height} "
+                "pixels: correct or remove it"
+            )
+        return b"r" + counts.astype("<u4").tobytes()
     rings = [np.array(ring, dtype="<f8") for ring in segmentation]
+    for ring in rings:
+        corners = ring[: len(ring) // 2 * 2].reshape(-1, 2)
+        if np.abs(np.diff(corners, axis=0, append=corners[:1])).sum() > MAX_OUTLINE:
+            raise SourceError(
+                f"a polygon of {describe(annotation)} in {path} is more than {MAX_OUTLINE} pixels long: correct it"
+            )
     short = all((two_decimals(ring.astype("<f4")) == ring).all() for ring in rings)
     packed = [(ring.astype("<f4") if short else ring).tobytes() for ring in rings]
     return (b"4" if short else b"8") + b"".join(np.int32(len(ring)).tobytes() + ring for ring in packed)
+
+
+def describe(annotation: Annotation) -> str:
+    """Which annotation it is, for errors."""
+    return f"annotation {annotation.id} of image {annotation.image_id}"
+
+
+def run_lengths(counts: list[int] | str) -> npt.NDArray[np.int64] | None:
+    """The lengths of the runs, unpacked from COCO's text where they are in it; None where it is not such a text.
+
+    A number is written five bits per character, lowest first: bit 5 says that more follow, bit 4 of the last is the
+    sign. From the fourth number on, it is the difference to the last but one.
+    """
+    if not isinstance(counts, str):
+        return np.array(counts, dtype=np.int64)
+    codes = np.frombuffer(counts.encode("utf-8", "replace"), np.uint8).astype(np.int64) - 48
+    last = (codes & 32) == 0
+    ends = np.flatnonzero(last)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+    if not len(codes) or not last[-1] or codes.min() < 0 or codes.max() > 63 or (ends - starts).max() > 6:
+        return None
+    place = np.arange(len(codes)) - np.repeat(starts, ends - starts + 1)
+    values = np.add.reduceat((codes & 31) << 5 * place, starts)
+    values -= np.where(codes[ends] & 16, np.int64(1) << 5 * (ends - starts + 1), 0)
+    for parity in (1, 2):
+        values[parity::2] = np.cumsum(values[parity::2])
+    return values if values.min() >= 0 and values.max() <= MAX_PIXELS else None
 
 
 def two_decimals(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -169,20 +279,19 @@ def draw_mask(packed: bytes, height: int, width: int) -> npt.NDArray[np.bool_]:
     if not packed:
         return np.zeros((height, width), dtype=np.bool_)
     if packed[:1] == b"r":
-        code = json.loads(packed[1:])
-        if isinstance(code["counts"], list):
-            code = coco_mask.frPyObjects(code, height, width)
-    else:
-        rings, start = [], 1
-        while start < len(packed):
-            stop = start + 4 + int(np.frombuffer(packed, np.int32, 1, start)[0])
-            ring = packed[start + 4 : stop]
-            short = packed[:1] == b"4"
-            rings.append((two_decimals(np.frombuffer(ring, "<f4")) if short else np.frombuffer(ring, "<f8")).tolist())
-            start = stop
-        # Fewer than three corners have no area, and pycocotools would take four numbers for a box.
-        rings = [ring for ring in rings if len(ring) >= 6]
-        if not rings:
-            return np.zeros((height, width), dtype=np.bool_)
-        code = coco_mask.merge(coco_mask.frPyObjects(rings, height, width))
+        counts = np.frombuffer(packed, "<u4", offset=1)
+        runs = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+        return np.ascontiguousarray(runs.reshape(width, height).T)
+    rings, start = [], 1
+    while start < len(packed):
+        stop = start + 4 + int(np.frombuffer(packed, np.int32, 1, start)[0])
+        ring = packed[start + 4 : stop]
+        short = packed[:1] == b"4"
+        rings.append((two_decimals(np.frombuffer(ring, "<f4")) if short else np.frombuffer(ring, "<f8")).tolist())
+        start = stop
+    # Fewer than three corners have no area, and pycocotools would take four numbers for a box.
+    rings = [ring for ring in rings if len(ring) >= 6]
+    if not rings:
+        return np.zeros((height, width), dtype=np.bool_)
+    code = coco_mask.merge(coco_mask.frPyObjects(rings, height, width))
     return np.asarray(coco_mask.decode(code), dtype=np.bool_)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mixview.data.coco import Coco, locate
+from mixview.data.coco import Coco, draw_mask, locate, run_lengths
 from mixview.data.source import SourceError
 from tests.data.writing import encode, needs_data, real, refuses, write
 
@@ -143,7 +143,7 @@ def test_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("[1, 2", ["cannot be read"]), ("[]", ["no list of images"]), ('{"images": []}', ["no list of annotations"])],
+    [("[1, 2", ["not a COCO file"]), ("{", ["cannot be read"]), ("[]", ["not a COCO file"]), ('{"images": []}', ["`annotations`"])],
 )
 def test_broken_files(tmp_path: Path, content: str, words: list[str]) -> None:
     root = write_coco(tmp_path)
@@ -160,6 +160,76 @@ def test_unknown_category_and_no_folder_of_images(tmp_path: Path) -> None:
     write(tmp_path / "annotations" / "instances_val2017.json", json.dumps(instances()))
     with refuses(SourceError, "val2017, are not", "download"):
         Coco(tmp_path, split="val")
+
+
+@pytest.mark.parametrize(
+    ("list_name", "field", "place"),
+    [
+        ("images", "height", r"images\[0\]"),
+        ("images", "file_name", r"images\[0\]"),
+        ("annotations", "bbox", r"annotations\[0\]"),
+        ("annotations", "image_id", r"annotations\[0\]"),
+        ("categories", "name", r"categories\[0\]"),
+    ],
+)
+def test_an_entry_without_a_field_is_named(tmp_path: Path, list_name: str, field: str, place: str) -> None:
+    content = instances()
+    del content[list_name][0][field]
+    with refuses(SourceError, field, place):
+        Coco(write_coco(tmp_path, content))
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[0, 0, 1e8, 0, 1e8, 1e8]],  # crashed the process
+        [[0, 0, -1e300, 0, 5, 5]],
+        [[0, 0, 100_000, 100_000] * 200],  # far less than a megabyte of text, gigabytes in C
+        [[0, 0, "nan", 0, 5, 5]],
+        [5],
+        {"size": [8, 10], "counts": [0, 2**40]},
+        {"size": [8, 10], "counts": [0, 8, 71]},
+        {"size": [10, 8], "counts": [0, 8, 72]},
+        {"size": [8, 10], "counts": "oooooooooooooo0"},
+        {"size": [8, 10], "counts": "o"},
+        {"size": [8, 10], "counts": "Ö"},
+        {"size": [8, 10], "counts": ""},
+        {"size": [8], "counts": []},
+    ],
+)
+def test_segmentations_that_no_image_has(tmp_path: Path, segmentation: Any) -> None:
+    content = instances()
+    content["annotations"][0]["segmentation"] = segmentation
+    with refuses(SourceError, "annotation", "correct"):
+        Coco(write_coco(tmp_path, content))
+
+
+@pytest.mark.parametrize("bbox", [[0, 0, 1e9, 1], [1, 2, 3], [0, 0, 1, None], "1234"])
+def test_boxes_that_no_image_has(tmp_path: Path, bbox: Any) -> None:
+    content = instances()
+    content["annotations"][0]["bbox"] = bbox
+    with refuses(SourceError, r"annotations\[0\].bbox"):
+        Coco(write_coco(tmp_path, content))
+
+
+@pytest.mark.parametrize("size", [(10**9, 1), (90_000, 90_000), (0, 5), (2**70, 2), ("a", 5)])
+def test_sizes_that_no_image_has(tmp_path: Path, size: tuple[Any, Any]) -> None:
+    content = instances()
+    content["images"][0] |= {"height": size[0], "width": size[1]}
+    with refuses(SourceError, "correct"):
+        Coco(write_coco(tmp_path, content))
+
+
+def test_run_lengths_are_those_of_coco() -> None:
+    from pycocotools import mask as coco_mask
+
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.01, 0.5, 1.0):
+        mask = rng.random((37, 53)) < share
+        text = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode()
+        runs = run_lengths(text)
+        assert runs is not None
+        np.testing.assert_array_equal(draw_mask(b"r" + runs.astype("<u4").tobytes(), 37, 53), mask)
 
 
 @needs_data
