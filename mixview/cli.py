@@ -105,8 +105,6 @@ def data_show(
     source = open_source(path, split, kind=kind)
     contact_sheet(source_rows(source, count, seed, augment=augment)).save(out)
     print(f"{source!r}: {source.fingerprint()}")
-    for name, reason in source.skipped.items():
-        print(f"skipped {name}: {reason}")
     print(f"wrote {out}")
 
 

@@ -8,9 +8,11 @@ JPEG goes to libjpeg-turbo directly (simplejpeg), which decodes to the same pixe
 the last word: whatever libjpeg-turbo so much as warns of, and CMYK, is read, or refused, by Pillow.
 """
 
+import functools
+import importlib
 import io
 from dataclasses import dataclass
-from typing import Literal, final, get_args
+from typing import Any, Literal, final, get_args
 
 import numpy as np
 import simplejpeg
@@ -24,7 +26,16 @@ IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"}
 )
-"""File names that end like this (in any case) are taken for images."""
+"""File names that end like this (in any case) are taken for images, and those of HEIC where it can be read."""
+
+HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
+HEIC_REMEDY = "pip install pillow-heif"
+UNREAD_SUFFIXES = frozenset(
+    {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2", ".srw"}  # what cameras call raw
+    | {".jxl", ".psd", ".svg", ".eps", ".ai", ".tga", ".ico", ".icns", ".exr", ".hdr", ".dcm", ".xcf", ".pcx", ".heics"}
+)
+"""Files that end like this are pictures that are never read: those who have them are told."""
 
 MAX_PIXELS = 89_478_485
 """Pillow's own limit against decompression bombs: a quarter of a gigabyte in RGB."""
@@ -128,6 +139,28 @@ def has_application_data(data: bytes) -> bool:
     return True
 
 
+@functools.cache
+def heic_plugin() -> Any:
+    """What opens HEIC, as Pillow's own plugins do; None where pillow-heif is not installed."""
+    try:
+        # The class alone: to register it would change Pillow for the whole program.
+        return importlib.import_module("pillow_heif").HeifImageFile
+    except ImportError:
+        return None
+
+
+def reads(suffix: str) -> bool:
+    """Whether a file whose name ends like this is taken for an image."""
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and heic_plugin() is not None)
+
+
+def unread_remedy(suffix: str) -> str | None:
+    """What to do about a picture of a kind that is not read; None for what is read, and for what is no picture."""
+    if suffix in HEIC_SUFFIXES and heic_plugin() is None:
+        return HEIC_REMEDY
+    return "convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else None
+
+
 def open_encoded(data: bytes, name: str) -> ImageFile.ImageFile:
     """The image with its header read and its pixels not, whatever its size.
 
@@ -150,9 +183,28 @@ def open_encoded(data: bytes, name: str) -> ImageFile.ImageFile:
                 raise
             except Exception as error:  # as above
                 reason = error
+    if prefix[4:8] == b"ftyp":
+        if prefix[8:12] in HEIC_BRANDS and reason is None:
+            return open_heic(data, name)
+        if prefix[8:12] in (b"avif", b"avis") and "AVIF" not in Image.OPEN:
+            raise BadImage(name, "is AVIF, which this Pillow cannot read: pip install --upgrade pillow")
     if reason is not None:
         raise BadImage(name, f"is broken or truncated ({reason})") from reason
     raise BadImage(name, f"is not an image (its first bytes are {prefix!r})")
+
+
+def open_heic(data: bytes, name: str) -> ImageFile.ImageFile:
+    """`open_encoded` for HEIC."""
+    plugin = heic_plugin()
+    if plugin is None:
+        raise BadImage(name, f"is HEIC, which needs another package: {HEIC_REMEDY}")
+    try:
+        image: ImageFile.ImageFile = plugin(io.BytesIO(data), name)
+        return image
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise BadImage(name, f"is broken or truncated ({error})") from error
 
 
 def orientation(image: Image.Image) -> int | None:

@@ -1,16 +1,19 @@
 """Images that are files on a disk: a folder at any depth, class folders, ImageNet, a list of paths."""
 
 import csv
+import itertools
+import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import BinaryIO, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.decoding import IMAGE_SUFFIXES
+from mixview.data.decoding import reads, unread_remedy
 from mixview.data.fingerprint import fingerprint
 from mixview.data.packed import PackedStrings
 from mixview.data.source import BadImage, Source, SourceError
@@ -20,6 +23,9 @@ SPLITS = frozenset((*TRAIN_SPLITS, "val", "valid", "validation", "test", "testin
 """Subfolders with these names are parts of a data set, not classes."""
 
 SYNSET = re.compile(r"n\d{8}")
+
+MAX_BYTES = 1 << 29
+"""No image file is larger: half a gigabyte."""
 
 
 class ImageFiles(Source):
@@ -31,6 +37,7 @@ class ImageFiles(Source):
         labels: [N] the class of each.
         classes: the names of the classes.
         skipped: what was left out, and why.
+        notes: what else to tell of what was left out.
     """
 
     def __init__(
@@ -40,10 +47,12 @@ class ImageFiles(Source):
         labels: npt.NDArray[np.int64] | None = None,
         classes: tuple[str, ...] | None = None,
         skipped: dict[str, str] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.classes = classes
         self.skipped = skipped or {}
+        self.notes = (*notes, *(f"skipped {name}: {reason}" for name, reason in self.skipped.items()))
         self._names = names
         self._labels = labels
 
@@ -78,10 +87,24 @@ class ImageFiles(Source):
 def read_file(path: str | Path, name: str) -> bytes:
     """The bytes of one image file."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123, see `ImageFiles.read`
-            return file.read()
-    except OSError as error:
-        raise BadImage(name, f"cannot be read ({error.strerror or error})") from error
+        with open_regular(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
+                raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image: remove it from the data")
+            return file.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadImage):
+            raise
+        raise BadImage(name, f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A file to read; a pipe, which may never end or begin, and a device are an OSError."""
+    # Opening a pipe would wait for somebody who writes.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def file_size(path: bytes) -> int:
@@ -94,17 +117,59 @@ def file_size(path: bytes) -> int:
 
 def is_image_name(name: str) -> bool:
     """Whether a file of this name is taken for an image."""
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122
+    return reads(suffix_of(name))
 
 
-def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
-    """The relative paths of all images under a folder, sorted, and what was left out, with the reason.
+def suffix_of(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a folder is that of a run of mixview, whose pictures are not data."""
+    try:
+        if not (folder / "config.yaml").is_file():
+            return False
+        with open_regular(folder / "status.json") as file:
+            status = json.loads(file.read(1 << 20))
+        return isinstance(status, dict) and {"state", "step"} <= status.keys()
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def holds_runs_only(folder: Path) -> bool:
+    """Whether a folder is that of a run, or holds nothing but such folders, as `runs` does."""
+    if is_run_folder(folder):
+        return True
+    try:
+        shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        first = next(shown, None)
+        return first is not None and all(each.is_dir() and is_run_folder(each) for each in itertools.chain([first], shown))
+    except OSError:
+        return False
+
+
+class Found(NamedTuple):
+    """What there is under a folder."""
+
+    images: list[str]
+    """Relative paths, sorted."""
+    skipped: dict[str, str]
+    """What looked like an image and is none: its path, and why."""
+    notes: list[str]
+    """Sentences on what else was left out."""
+
+
+def find_images(root: Path) -> Found:
+    """All images under a folder, and what was left out.
 
     Links are followed, but never into a folder that is being walked already, so that a loop of links ends. Hidden files
-    and folders are not images (`._photo.jpg` is what macOS leaves beside one).
+    and folders are not images (`._photo.jpg` is what macOS leaves beside one), and neither are the pictures in the
+    folder of a run.
     """
     found: list[str] = []
     skipped: dict[str, str] = {}
+    notes: list[str] = []
+    unread: dict[str, list[str]] = {}
     waiting: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while waiting:
         prefix, ancestors = waiting.pop()
@@ -114,6 +179,9 @@ def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
             identity = (status.st_dev, status.st_ino)
             if identity in ancestors:
                 skipped[prefix] = "is a link to a folder that holds it"
+                continue
+            if is_run_folder(folder):
+                notes.append(f"left out {prefix or root}: it is the folder of a run of mixview, not data")
                 continue
             entries = os.scandir(folder)
         except OSError as error:
@@ -135,11 +203,17 @@ def find_images(root: Path) -> tuple[list[str], dict[str, str]]:
                             found.append(name)
                         else:
                             skipped[name] = "is a broken link" if entry.is_symlink() else "is not a regular file"
+                    elif unread_remedy(suffix_of(name)):
+                        unread.setdefault(suffix_of(name), []).append(name)
                 except OSError as error:  # a link to itself
                     if image:
                         skipped[name] = f"cannot be opened ({error.strerror})"
     found.sort(key=os.fsencode)
-    return found, skipped
+    for suffix, names in sorted(unread.items()):
+        names.sort(key=os.fsencode)
+        some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        notes.append(f"left out {len(names)} files that end in {suffix} ({some}): {unread_remedy(suffix)}")
+    return Found(found, skipped, notes)
 
 
 def require_folder(root: Path) -> None:
@@ -150,9 +224,15 @@ def require_folder(root: Path) -> None:
         raise SourceError(f"{root} is a file, and a folder was expected: check the path")
 
 
+def subfolders(root: Path) -> list[Path]:
+    """The folders in a folder that may hold data: not the hidden ones, nor those of runs."""
+    shown = (path for path in sorted(root.iterdir()) if not path.name.startswith(".") and path.is_dir())
+    return [path for path in shown if not holds_runs_only(path)]
+
+
 def split_folders(root: Path) -> dict[str, Path]:
     """The subfolders that are named like the parts of a data set (train, val …), if there are no other folders."""
-    folders = {path.name: path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")}
+    folders = {path.name: path for path in subfolders(root)}
     named = {name: path for name, path in folders.items() if name.lower() in SPLITS}
     return named if len(named) == len(folders) else {}
 
@@ -169,13 +249,13 @@ def enter_split(root: Path, split: str | None) -> Path:
     raise SourceError(f"{root} has no split {split!r}: {known}")
 
 
-def images_in(root: Path) -> tuple[list[str], dict[str, str]]:
+def images_in(root: Path) -> Found:
     """As `find_images`, and refuses a folder without any."""
-    found, skipped = find_images(root)
-    if not found:
-        why = "".join(f"; {name} {reason}" for name, reason in list(skipped.items())[:3])
+    found = find_images(root)
+    if not found.images:
+        why = "".join(f"; {each}" for each in [*map(" ".join, found.skipped.items()), *found.notes][:3])
         raise SourceError(f"{root} holds no images (files ending in .jpg, .png …) at any depth{why}: check the path")
-    return found, skipped
+    return found
 
 
 @final
@@ -191,8 +271,8 @@ class Folder(ImageFiles):
 
     def __init__(self, root: str | Path, split: str | None = None) -> None:
         root = enter_split(Path(root), split)
-        found, skipped = images_in(root)
-        super().__init__(root, PackedStrings(found), skipped=skipped)
+        found = images_in(root)
+        super().__init__(root, PackedStrings(found.images), skipped=found.skipped, notes=found.notes)
 
 
 @final
@@ -212,7 +292,7 @@ class ClassFolders(ImageFiles):
     def __init__(self, root: str | Path, split: str | None = None) -> None:
         top = Path(root)
         root = enter_split(top, split)
-        found, skipped = images_in(root)
+        found, skipped, notes = images_in(root)
         folders = [name.partition("/")[0] if "/" in name else "" for name in found]
         if "" in folders:
             solution = kaggle_solution(root)
@@ -231,7 +311,7 @@ class ClassFolders(ImageFiles):
         index = {name: number for number, name in enumerate(names)}
         labels = np.fromiter((index[folder] for folder in folders), dtype=np.int64, count=len(folders))
         classes = synset_names(root, names) if all(map(SYNSET.fullmatch, names)) else tuple(names)
-        super().__init__(root, PackedStrings(found), labels, classes, skipped)
+        super().__init__(root, PackedStrings(found), labels, classes, skipped, notes)
 
 
 def looks_like_classes(root: Path) -> bool:
@@ -242,7 +322,7 @@ def looks_like_classes(root: Path) -> bool:
             if entry.name.startswith("."):
                 continue
             if Path(entry).is_dir():  # False, unlike the entry's own, for a link to itself
-                folders += 1
+                folders += not holds_runs_only(Path(entry))
             elif is_image_name(entry.name):
                 return kaggle_solution(root) is not None
     return folders > 1

@@ -13,6 +13,7 @@ epoch is `batches.go_to(epoch, start)`.
 
 import hashlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any, Protocol, final
@@ -190,6 +191,84 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
+class WorkerDied(RuntimeError):
+    """A process that reads images ended: the message says what to do about it."""
+
+
+def explain_lost_worker(error: RuntimeError) -> WorkerDied | None:
+    """What torch says when a worker has died, in one sentence; None for any other error.
+
+    torch raises it wherever the main process is at that moment, in the middle of a training step as well.
+    """
+    found = re.match(r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error))
+    return found and WorkerDied(
+        f"a process that reads images died ({found[2]}, process {found[1]}): if memory is short, use fewer --workers; "
+        "--workers 0 reads without such processes"
+    )
+
+
+@final
+class Failure:
+    """An error in a worker, on its way to the main process as the object that it is."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@final
+class Carrying(Dataset[Any]):
+    """A data set whose errors reach the main process as they are; torch would send a traceback as their text."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._carry(self.dataset.__getitem__, key)
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        return self._carry(self.dataset.__getitems__, keys)
+
+    def _carry(self, get: Any, key: Any) -> Any:
+        try:
+            return get(key)
+        except (ValueError, OSError) as error:
+            if get_worker_info() is None:
+                raise
+            return Failure(error)
+
+
+@final
+class Loader(DataLoader[Any]):
+    """torch's loader for whole batches, whose errors are those of the data set, and which says when a worker died.
+
+    Args:
+        dataset: makes a batch of a list of keys, or one item of a key.
+        workers: processes that do so; 0 for this one.
+        options: further ones of torch's loader.
+    """
+
+    def __init__(self, dataset: Any, *, workers: int, **options: Any) -> None:
+        super().__init__(
+            Carrying(dataset),
+            collate_fn=as_it_is,
+            num_workers=workers,
+            worker_init_fn=leave_signals_to_the_main_process if workers > 0 else None,
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            for batch in super().__iter__():
+                if isinstance(batch, Failure):
+                    raise batch.error
+                yield batch
+        except RuntimeError as error:
+            raise explain_lost_worker(error) or error from None
+
+
 @final
 class Batches(Sampler[list[Key]]):
     """The batches of an epoch: this process's part of each, as (epoch, index) pairs.
@@ -284,7 +363,7 @@ def view_loader(
     prefetch: int = 2,
     fused: bool = True,
     device: torch.device | None = None,
-) -> "DataLoader[Item] | OnDevice":
+) -> "Loader | OnDevice":
     """A loader of (view1 [B, C, S, S], view2, index [B]), bit for bit the same with any number of workers.
 
     Args:
@@ -306,15 +385,13 @@ def view_loader(
         if device is None
         else Parcels(images, augmentations, batches.seed)
     )
-    loader = DataLoader(
+    loader = Loader(
         made,
+        workers=workers,
         batch_sampler=batches,
-        collate_fn=as_it_is,
-        num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
         prefetch_factor=prefetch if workers > 0 else None,
-        worker_init_fn=leave_signals_to_the_main_process if workers > 0 else None,
     )
     return loader if device is None else OnDevice(loader, augmentations, device)
 
@@ -330,7 +407,7 @@ class OnDevice:
     """
 
     def __init__(
-        self, parcels: DataLoader[Parcel], augmentations: tuple[Augmentation, Augmentation], device: torch.device
+        self, parcels: Loader, augmentations: tuple[Augmentation, Augmentation], device: torch.device
     ) -> None:
         self.parcels = parcels
         self.augmentations = augmentations

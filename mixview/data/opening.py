@@ -11,7 +11,7 @@ from typing import Any
 
 from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.arrays import Npz
-from mixview.data.files import ClassFolders, FileList, Folder, enter_split, looks_like_classes, require_folder
+from mixview.data.files import ClassFolders, FileList, Folder, enter_split, looks_like_classes, require_folder, subfolders
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import parse_range, take_range
 
@@ -130,7 +130,7 @@ def recognise(spec: str | Path) -> tuple[str, str | Path]:
         raise SourceError(f"{path} holds several data sets, {names}: give the path of one")
     if places:
         kind, place = places[0]
-        others = [each.name for each in sorted(path.iterdir()) if each.is_dir() and each not in (place, *place.parents)]
+        others = [each.name for each in subfolders(path) if each not in (place, *place.parents)]
         if place != path and others:  # a folder of data sets, of which one is recognised
             raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
         return kind, place

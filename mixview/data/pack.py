@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from mixview.data.decoding import Decoder
+from mixview.data.reading import tell_left_out
 from mixview.data.source import BadImage, Pixels, Source, SourceError
 
 Format = Literal["jpeg", "pixels"]
@@ -49,6 +50,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None
     bad: dict[str, str] = {}
+    tell_left_out(source)
     with tempfile.TemporaryFile(dir=out.parent) as data:
         for index in track(
             range(len(source)), f"packing {len(source)} images", console=Console(stderr=True), transient=True

@@ -1,12 +1,16 @@
 """Decoded images by index, and what happens when one is bad."""
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import final
 
 import torch
+from torch.utils.data import get_worker_info
 
 from mixview.data.decoding import Decoder, Mode
 from mixview.data.source import BadImage, Pixels, Source, SourceError
+from mixview.terminal import printable, say
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 """How images are decoded for an encoder of so many channels; for other numbers, as they are stored."""
@@ -18,18 +22,46 @@ SMALL = 64
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more."""
+    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more.
+
+    Of a small source `count` may be most of it: never more than `most` of the images may be bad.
+    """
 
     count: int = 10
     share: float = 0.01
+    most: float = 0.5
 
     def allows(self, bad: int, total: int) -> bool:
         """Whether this many bad images out of `total` are still few."""
-        return bad <= max(self.count, int(self.share * total))
+        return bad <= min(max(self.count, int(self.share * total)), int(self.most * total))
 
 
 STRICT = Tolerance(0, 0.0)
 """The first bad image stops."""
+
+
+TOLD: set[tuple[str, str]] = set()
+"""What was told already, of which source: a command may open several readers of one."""
+
+
+def tell(source: Source, line: str) -> None:
+    """Print a line about a source on standard error, once."""
+    while (whole := getattr(source, "source", None)) is not None:  # of a part of it
+        source = whole
+    if (repr(source), line) in TOLD:
+        return
+    TOLD.add((repr(source), line))
+    if get_worker_info() is None:
+        say(printable(line), sys.stderr)
+    else:  # where standard error may be a progress bar of the process that it was forked from, locked
+        os.write(2, f"{printable(line)}\n".encode())
+
+
+def tell_left_out(source: Source) -> None:
+    """Say what was left out when the source was opened; of several processes, the first says it."""
+    if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):
+        for note in source.notes:
+            tell(source, note)
 
 
 @final
@@ -64,6 +96,7 @@ class Reader:
         self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
         self._reasons: dict[int, str] = {}
         self._check()
+        tell_left_out(source)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -81,6 +114,7 @@ class Reader:
             except BadImage as error:
                 bad[candidate] = True
                 self._reasons[candidate] = error.reason
+                tell(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
         raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
 
@@ -90,12 +124,19 @@ class Reader:
 
     @property
     def bad(self) -> dict[str, str]:
-        """The bad images so far, those left out on opening first: name, and why (where this process met it)."""
-        found = {
-            self.source.name(index): self._reasons.get(index, "is bad (met by another process)")
-            for index in self._bad.nonzero().flatten().tolist()
-        }
+        """The bad images so far, those left out on opening first: name, and why."""
+        found = {self.source.name(index): self._reason(index) for index in self._bad.nonzero().flatten().tolist()}
         return {**self.source.skipped, **found}
+
+    def _reason(self, index: int) -> str:
+        """Why an image is bad; one that another process met is tried again."""
+        if index not in self._reasons:
+            try:
+                self.decode(index)
+                self._reasons[index] = "could not be read before"
+            except BadImage as error:
+                self._reasons[index] = error.reason
+        return self._reasons[index]
 
     def _check(self) -> None:
         """Stop when too many are bad."""
@@ -104,8 +145,8 @@ class Reader:
         allowed = self.tolerance
         if not allowed.allows(count, total):
             raise SourceError(
-                f"{count} of {total} images are bad, more than the {allowed.count} or {allowed.share:.1%} "
-                f"that are tolerated; mend or remove them, or raise the tolerance: {self._list()}"
+                f"{count} of {total} images are bad, more than the {allowed.count} or {allowed.share:.1%} (and at most "
+                f"{allowed.most:.0%}) that are tolerated; mend or remove them, or raise the tolerance: {self._list()}"
             )
 
     def _list(self) -> str:

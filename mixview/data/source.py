@@ -58,7 +58,10 @@ class Source(ABC):
     """The names of the classes, in the order of their index."""
 
     skipped: Mapping[str, str] = MappingProxyType({})
-    """What looked like an image and was left out on opening: its name, and why."""
+    """What looked like an image and was left out on opening: its name, and why. It counts as a bad image."""
+
+    notes: tuple[str, ...] = ()
+    """What to tell the user of what was left out on opening."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -40,6 +40,7 @@ class Subset(Source):
         self.source = source
         self.indices = indices
         self.classes = source.classes
+        self.notes = source.notes
 
     def __len__(self) -> int:
         return len(self.indices)

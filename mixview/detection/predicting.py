@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview.data.decoding import Decoder
-from mixview.data.loading import as_it_is, leave_signals_to_the_main_process, to_tensor
+from mixview.data.loading import Loader, to_tensor
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import Objects, Source
 from mixview.detection.metrics import Detections, Truth, encode_masks
@@ -97,12 +97,8 @@ def predict(
         classes: what the classes of the source are among those of the detector.
     """
     own = list(range(fabric.global_rank, len(source), fabric.world_size))
-    loader: DataLoader[Any] = DataLoader(
-        Questions(source, own, classes, channels=channels, masks=masks),
-        batch_size=None,
-        collate_fn=as_it_is,
-        num_workers=workers,
-        worker_init_fn=leave_signals_to_the_main_process if workers else None,
+    loader = Loader(
+        Questions(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None
     )
     judged = Judged([], [], [])
     detector.eval()

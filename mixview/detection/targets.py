@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from mixview.data.augmentation import view_generator
 from mixview.data.decoding import Decoder
-from mixview.data.loading import Batches, Key, as_it_is, leave_signals_to_the_main_process, to_tensor
+from mixview.data.loading import Batches, Key, Loader, to_tensor
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import Objects, Source, SourceError
 from mixview.data.splits import Subset
@@ -112,17 +112,15 @@ class Annotated(Dataset[Sample]):
 
 def training_loader(
     source: Source, batches: Batches, *, channels: int, masks: bool, seed: int, workers: int, pin_memory: bool
-) -> "DataLoader[Sample]":
+) -> Loader:
     """A loader of lists of samples, the same with any number of workers."""
     reader = Reader(source, Decoder(MODES.get(channels, "stored")))
-    return DataLoader(
+    return Loader(
         Annotated(reader, masks=masks, seed=seed),
+        workers=workers,
         batch_sampler=batches,
-        collate_fn=as_it_is,
-        num_workers=workers,
         pin_memory=pin_memory,
         persistent_workers=workers > 0,
-        worker_init_fn=leave_signals_to_the_main_process if workers else None,
     )
 
 

@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from mixview.data.cache import cache_folder
 from mixview.data.decoding import Decoder
-from mixview.data.loading import as_it_is, default_workers, leave_signals_to_the_main_process, to_tensor
+from mixview.data.loading import Loader, default_workers, to_tensor
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import BadImage, Source
 from mixview.evaluate.encoders import Subject
@@ -233,14 +233,11 @@ def shown(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The images of these blocks, one block after the other."""
     reader = Reader(source, Decoder(MODES.get(subject.channels, "stored")))
-    loader = DataLoader(
+    yield from Loader(
         Shown(reader, transform),
+        workers=min(workers, len(blocks)),
         batch_sampler=[list(range(block * BLOCK, min((block + 1) * BLOCK, len(source)))) for block in blocks],
-        collate_fn=as_it_is,
-        num_workers=min(workers, len(blocks)),
-        worker_init_fn=leave_signals_to_the_main_process if workers else None,
     )
-    yield from loader
 
 
 # The cache

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from mixview.data import fused
 from mixview.data.augmentation import Augmentation, Crop, Jitter, Normalise, view_generator
 from mixview.data.decoding import Decoder
-from mixview.data.loading import Batches, Key, as_it_is, default_workers, leave_signals_to_the_main_process
+from mixview.data.loading import Batches, Key, Loader, default_workers
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import Source
 from mixview.distributed import synchronize_batch_norm
@@ -416,18 +416,16 @@ images are the same is told by their content."""
 
 def image_loader(
     images: Augmented, batches: Batches, processes: int, workers: int | None, device: torch.device
-) -> "DataLoader[tuple[Tensor, int]]":
+) -> Loader:
     """The batches of augmented images."""
     workers = default_workers(processes) if workers is None else workers
     fused.prepare()
-    return DataLoader(
+    return Loader(
         images,
+        workers=workers,
         batch_sampler=batches,
-        collate_fn=as_it_is,
-        num_workers=workers,
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
-        worker_init_fn=leave_signals_to_the_main_process if workers else None,
     )
 
 

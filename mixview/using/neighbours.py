@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from mixview.atomic import atomic_write
-from mixview.data.decoding import IMAGE_SUFFIXES, Decoder
-from mixview.data.files import read_file
+from mixview.data.decoding import Decoder
+from mixview.data.files import is_image_name, read_file
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
 from mixview.data.picture import Row, contact_sheet, to_rgb
@@ -133,7 +133,7 @@ class Looking(Embedding):
         """Names, pictures and features of what is looked for."""
         path = Path(query).expanduser()
         mode = MODES.get(embedded.subject.channels, "stored")
-        if path.suffix.lower() in IMAGE_SUFFIXES and not path.is_dir():
+        if is_image_name(path.name) and not path.is_dir():
             pixels = Decoder(mode)(read_file(path, query), query)
             device = pick_device(self.device)
             module = Staged(embedded.subject.encoder, (self.stage,)).to(device).eval()

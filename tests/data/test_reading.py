@@ -68,7 +68,7 @@ def test_when_nothing_can_be_read(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.png", "no image")
     with refuses(SourceError, "none of the 3 images can be read"):
-        Reader(Folder(tmp_path))[1]
+        Reader(Folder(tmp_path), tolerance=Tolerance(most=1.0))[1]
 
 
 class Indices(Dataset[int]):
