@@ -436,7 +436,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if is_out_of_memory(error):
             leave(f"the memory is full ({first_line(error)}): use a smaller --batch, --size or model", 1)
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
-            raise
+            from mixview.data.loading import explain_lost_worker
+
+            error = explain_lost_worker(error) or error
+            if not type(error).__module__.startswith("mixview."):
+                raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
         leave(str(error), stop_status() or 1)

@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from mixview.data.files import MAX_LABEL
 from mixview.data.fingerprint import fingerprint
 from mixview.data.packed import PackedStrings
 from mixview.data.source import Pixels, Source, SourceError
@@ -81,6 +82,8 @@ def check_labels(labels: npt.NDArray[Any] | None, count: int, path: Path) -> npt
         raise SourceError(f"{path} has {count} images and {labels.size} labels: write one label an image")
     if not np.issubdtype(labels.dtype, np.integer):
         raise SourceError(f"the labels in {path} are {labels.dtype}: store them as integers")
+    if count and int(labels.max()) > MAX_LABEL:
+        raise SourceError(f"{path} has the label {labels.max()}, larger than {MAX_LABEL}: number the classes from 0")
     return labels.reshape(count).astype(np.int64)
 
 

@@ -1,6 +1,7 @@
 """Images that are files on a disk: a folder at any depth, class folders, ImageNet, a list of paths."""
 
 import csv
+import io
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ SPLITS = frozenset((*TRAIN_SPLITS, "val", "valid", "validation", "test", "testin
 """Subfolders with these names are parts of a data set, not classes."""
 
 SYNSET = re.compile(r"n\d{8}")
+WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
 
 MAX_BYTES = 1 << 29
 """No image file is larger: half a gigabyte."""
@@ -389,21 +391,24 @@ class FileList(ImageFiles):
     ) -> None:
         path = Path(path)
         try:
-            with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            with io.TextIOWrapper(
+                open_regular(path), encoding="utf-8-sig", errors="surrogateescape", newline=""
+            ) as file:
                 delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
                 if delimiter is None:
                     rows = list(parse_lines(file))
                 else:
                     rows = parse_table(list(csv.reader(file, delimiter=delimiter)), path, path_column, label_column)
-        except OSError as error:
-            raise SourceError(f"the list {path} cannot be read ({error.strerror}): check the path") from error
+        except (OSError, csv.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SourceError(f"the list {path} cannot be read ({reason}): check the path") from error
         if not rows:
             raise SourceError(f"the list {path} names no files: write one path a line")
         labelled = [label for _, label in rows if label is not None]
         if labelled and len(labelled) != len(rows):
             bare = next(name for name, label in rows if label is None)
             raise SourceError(f"the list {path} labels some files and not others, {bare} for one: label all or none")
-        labels, classes = number_labels(labelled) if labelled else (None, None)
+        labels, classes = number_labels(labelled, path) if labelled else (None, None)
         super().__init__(
             path.parent if root is None else Path(root), PackedStrings(name for name, _ in rows), labels, classes
         )
@@ -443,7 +448,7 @@ def parse_table(
     for number, row in enumerate(rows):
         if len(row) <= width:
             raise SourceError(f"row {number + 1} of {path} has {len(row)} columns, not {width + 1}: complete it")
-    return [(row[where].strip(), None if label is None else row[label].strip()) for row in rows]
+    return [(row[where].strip(), None if label is None else row[label].strip() or None) for row in rows]
 
 
 def find_column(header: list[str], name: str | None, usual: tuple[str, ...], path: Path) -> int | None:
@@ -456,11 +461,24 @@ def find_column(header: list[str], name: str | None, usual: tuple[str, ...], pat
     return next((lower.index(each) for each in usual if each in lower), None)
 
 
-def number_labels(labels: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
-    """Labels that are numbers as they are, without names; labels that are words numbered in their sorted order."""
-    try:
+MAX_LABEL = 100_000
+"""What numbers classes from 0 needs no larger one; what has larger ones holds something else."""
+
+
+def number_labels(
+    labels: Sequence[str], path: str | Path
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
+    """Labels that are numbers as they are, without names; labels that are words numbered in their sorted order.
+
+    Args:
+        labels: one per image.
+        path: where they are from, for errors.
+    """
+    if all(WHOLE_NUMBER.fullmatch(label) for label in labels):
+        large = next((label for label in labels if len(label) > 18 or abs(int(label)) > MAX_LABEL), None)
+        if large is not None:
+            raise SourceError(f"{path} has the label {large[:40]}, larger than {MAX_LABEL}: number the classes from 0")
         return np.array([int(label) for label in labels], dtype=np.int64), None
-    except ValueError:
-        classes = sorted(set(labels))
-        index = {name: number for number, name in enumerate(classes)}
-        return np.array([index[label] for label in labels], dtype=np.int64), tuple(classes)
+    classes = sorted(set(labels))
+    index = {name: number for number, name in enumerate(classes)}
+    return np.array([index[label] for label in labels], dtype=np.int64), tuple(classes)

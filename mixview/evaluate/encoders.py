@@ -53,6 +53,16 @@ class Subject:
     notes: tuple[str, ...] = ()
     """What was decided, in sentences for the user."""
 
+    def check_weights(self, file: Path) -> "Subject":
+        """The same, unless its weights are not finite: what it says of any image would be nothing."""
+        for name, tensor in self.encoder.state_dict().items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise ValueError(
+                    f"the weights {name} in {file} contain NaN or infinity, as after a loss that diverged: give an earlier "
+                    "encoder, or train it again with a lower learning rate"
+                )
+        return self
+
     def weights_key(self) -> str:
         """A hash of the weights and of what they are the weights of."""
         digest = hashlib.blake2b(f"{type(self.encoder)} {self.spec}".encode(), digest_size=16)
@@ -157,8 +167,8 @@ def load(
     if path.exists():
         file = backbones.weights_file(path)
         if file.suffix == ".safetensors" and "mixview" in backbones.read_safetensors(file)[1]:
-            return load_run(file, size, trust)
-        return load_file(file, backbone, size or USUAL_SIZE, channels)
+            return load_run(file, size, trust).check_weights(file)
+        return load_file(file, backbone, size or USUAL_SIZE, channels).check_weights(file)
     if os.sep in text and not text.startswith(("torchvision/", "timm/")):
         raise FileNotFoundError(f"there is no run or file {text}: check the path, or name a model such as resnet50")
     if text == "random":

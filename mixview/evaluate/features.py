@@ -11,6 +11,7 @@ processes, of one command (`devices`) or started by torchrun, take blocks in tur
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -24,12 +25,12 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 from torch.utils.data import Dataset
 
-from mixview.data.cache import cache_folder
+from mixview.data.cache import cache_folder, reserve
 from mixview.data.decoding import Decoder
-from mixview.data.loading import Loader, default_workers, to_tensor
+from mixview.data.loading import Loader, WorkerDied, default_workers, to_tensor
 from mixview.data.reading import MODES, Reader
 from mixview.data.source import BadImage, Source
 from mixview.evaluate.encoders import Subject
@@ -167,6 +168,9 @@ def extract(
         prepare(folder, len(source), measure_widths(subject, stages))
     done = open_array(folder, "done")
     if not done.all():
+        if rank == 0 and world == 1:  # what was begun without
+            for path in folder.glob("*.npy"):
+                reserve(path)
         what = f"features of {len(source)} images"
         with bar(what, len(done), int(done.sum())) as advance:
             if devices > 1 and world == 1:
@@ -176,7 +180,17 @@ def extract(
                 fill(folder, subject, source, transform, stages, pick_device(device), rank, world, workers, advance)
                 wait_until(lambda: bool(done.all()))
     index = np.load(folder / "index.npy")
-    return Features(folder, np.flatnonzero(index == np.arange(len(index))), tuple(stages))
+    good = index == np.arange(len(index))
+    if rank == 0:
+        reader = image_reader(subject, source)
+        for bad in np.flatnonzero(~good).tolist():
+            reader[bad]  # names it, and stops when there are too many, whether they were met now or by an earlier command
+    return Features(folder, np.flatnonzero(good), tuple(stages))
+
+
+def image_reader(subject: Subject, source: Source) -> Reader:
+    """The images of a source as an encoder takes them."""
+    return Reader(source, Decoder(MODES.get(subject.channels, "stored")))
 
 
 def fill(
@@ -199,6 +213,12 @@ def fill(
     for block, (images, which) in zip(missing, shown(subject, source, transform, missing, workers), strict=True):
         with torch.inference_mode():
             found = module(images.to(device, non_blocking=True))
+        for stage in stages:
+            if not bool(found[stage].isfinite().all()):
+                raise ValueError(
+                    f"the features ({stage}) of {subject.name} contain NaN or infinity: look for a loss that diverged, or "
+                    "for weights in half precision that overflow"
+                )
         rows = slice(block * BLOCK, block * BLOCK + len(images))
         for stage, array in arrays.items():
             array[rows] = found[stage].float().cpu().numpy()
@@ -232,7 +252,7 @@ def shown(
     subject: Subject, source: Source, transform: Transform, blocks: Sequence[int], workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The images of these blocks, one block after the other."""
-    reader = Reader(source, Decoder(MODES.get(subject.channels, "stored")))
+    reader = image_reader(subject, source)
     yield from Loader(
         Shown(reader, transform),
         workers=min(workers, len(blocks)),
@@ -269,6 +289,7 @@ def prepare(folder: Path, count: int, widths: Mapping[Stage, int]) -> None:
         }
         for name, (shape, kind) in shapes.items():
             np.lib.format.open_memmap(beside / f"{name}.npy", mode="w+", dtype=kind, shape=shape)
+            reserve(beside / f"{name}.npy")
         beside.rename(folder)
     except OSError:
         shutil.rmtree(beside, ignore_errors=True)
@@ -339,10 +360,21 @@ def spawn(
     threads = max(1, torch.get_num_threads() // devices)
     given = (folder, subject, source, transform, stages, device, devices, each, threads)
     running = start_processes(fill_part, given, nprocs=devices, join=False, start_method=START)
-    while not running.join(timeout=0.5):
-        now = int(done.sum())
-        advance(now - before)
-        before = now
+    try:
+        while not running.join(timeout=0.5):
+            now = int(done.sum())
+            advance(now - before)
+            before = now
+    except ProcessRaisedException as error:
+        # The traceback of the process, which ends in the error's own words: ours say all.
+        said = re.search(r"^(?:mixview\.[\w.]+|ValueError|OSError): (.+)", str(error), re.MULTILINE | re.DOTALL)
+        if said is None:
+            raise
+        raise ValueError(said[1].strip()) from None
+    except ProcessExitedException as error:
+        raise WorkerDied(
+            f"a process that makes features died ({error}): if memory is short, use fewer --devices or --workers"
+        ) from None
 
 
 def fill_part(

@@ -1,5 +1,6 @@
 """Labelled images to judge an encoder with: a part to learn from and one to be asked about, classes in step."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,24 +134,53 @@ def single_labels(train: Source, test: Source, words: str) -> Parts:
     known, asked = train.labels(), test.labels()
     assert known is not None
     assert asked is not None
-    classes = train.classes or tuple(str(number) for number in range(int(known.max()) + 1))
-    if test.classes is not None and test.classes != train.classes and train.classes is not None:
-        strange = [test.classes[number] for number in np.unique(asked) if test.classes[number] not in train.classes]
-        if strange:
-            raise SourceError(
-                f"the test part of {words} has the class {strange[0]!r}, which the training part lacks: "
-                "give two parts of one set"
-            )
-        place = {name: number for number, name in enumerate(train.classes)}
-        asked = np.array([place[test.classes[number]] for number in asked], dtype=np.int64)
+    classes = class_names(train, int(known.max()) + 1)
+    names = class_names(test, int(asked.max()) + 1)
+    if names != classes:
+        asked = places(names, classes, np.unique(asked).tolist(), words)[asked]
     unseen = sorted(set(asked.tolist()) - set(known.tolist()))
     if unseen:
-        name = classes[unseen[0]] if unseen[0] < len(classes) else unseen[0]
         raise SourceError(
-            f"the test part of {words} has images of class {name} and the training part none: give parts of one set"
+            f"the test part of {words} has images of class {classes[unseen[0]]} and the training part none: give parts "
+            "of one set"
         )
-    eye = np.eye(len(classes), dtype=np.int8)
-    return Parts(train, test, classes, words, known, asked, eye[known], eye[asked])
+    return Parts(train, test, classes, words, known, asked, one_hot(known, classes), one_hot(asked, classes))
+
+
+def class_names(source: Source, count: int) -> tuple[str, ...]:
+    """The names of a source's classes; where they are numbers, these, as words."""
+    if source.classes is not None and len(source.classes) < count:
+        raise SourceError(f"{source!r} has a label {count - 1} and names {len(source.classes)} classes: name all of them")
+    return source.classes or tuple(str(number) for number in range(count))
+
+
+def places(
+    names: tuple[str, ...], classes: tuple[str, ...], used: Sequence[int], words: str
+) -> npt.NDArray[np.int64]:
+    """[names] where each class of the test part is among those of the training part, -1 where nowhere.
+
+    Args:
+        names: the classes of the test part.
+        classes: those of the training part.
+        used: the classes of the test part that must be there.
+        words: what the parts are, for errors.
+    """
+    place = {name: number for number, name in enumerate(classes)}
+    strange = [names[number] for number in used if names[number] not in place]
+    if strange:
+        known = ", ".join(classes[:5]) + (" …" if len(classes) > 5 else "")
+        raise SourceError(
+            f"the test part of {words} has the class {strange[0]!r}, which the training part lacks (it has {known}): "
+            "give two parts of one set, both with names of classes or both with numbers"
+        )
+    return np.array([place.get(name, -1) for name in names], dtype=np.int64)
+
+
+def one_hot(labels: Labels, classes: tuple[str, ...]) -> LabelSets:
+    """[N, classes] the sets of one class each."""
+    table = np.zeros((len(labels), len(classes)), dtype=np.int8)
+    table[np.arange(len(labels)), labels] = 1
+    return table
 
 
 def sets_of_labels(train: Source, test: Source, words: str) -> Parts:
@@ -158,19 +188,9 @@ def sets_of_labels(train: Source, test: Source, words: str) -> Parts:
     known, asked = train.label_sets(), test.label_sets()
     assert known is not None
     assert asked is not None
-    classes = train.classes or tuple(str(number) for number in range(known.shape[1]))
-    if test.classes is not None and test.classes != classes:
-        strange = sorted(set(test.classes) - set(classes))
-        if strange:
-            raise SourceError(
-                f"the test part of {words} has the class {strange[0]!r}, which the training part lacks: "
-                "give two parts of one set"
-            )
+    classes, names = class_names(train, known.shape[1]), class_names(test, asked.shape[1])
+    if names != classes:
         table = np.zeros((len(asked), len(classes)), dtype=np.int8)
-        table[:, [classes.index(name) for name in test.classes]] = asked
+        table[:, places(names, classes, range(len(names)), words)] = asked
         asked = table
-    if asked.shape[1] != known.shape[1]:
-        raise SourceError(
-            f"the parts of {words} have {known.shape[1]} and {asked.shape[1]} classes: give two parts of one set"
-        )
     return Parts(train, test, classes, words, train_sets=known, test_sets=asked)

@@ -93,6 +93,9 @@ def hold_out(
         except (SourceError, ValueError):
             continue
         if asked.labels() is not None and asked.fingerprint() != source.fingerprint():
+            if source.classes != asked.classes:  # labels count the classes of their own part
+                memory = take_fraction(asked, 0.5, seed)
+                return source, Held(memory, rest(asked, memory)), f"k-NN: memory and questions from the {part} part."
             return source, Held(source, asked), f"k-NN: {len(asked)} images of the {part} part are its questions."
     if share <= 0:
         return source, None, "No images are held out (hold_out 0): there will be no k-NN accuracy."

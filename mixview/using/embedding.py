@@ -110,11 +110,8 @@ class Embed(Embedding):
                 write_names(file, embedded)
             with atomic_write(out) as file:
                 write_npy(file, embedded)
-        kept, all_of_them = len(embedded.features.kept), len(embedded.source)
+        kept = len(embedded.features.kept)
         print(f"wrote {out}: {kept} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
-        if kept < all_of_them:
-            for name in bad_names(embedded):
-                print(f"skipped {name}: it cannot be read")
         return out
 
 
@@ -138,12 +135,6 @@ def describe(embedded: Embedded, data: str) -> dict[str, str]:
         "stage": embedded.stage,
         "shown": embedded.transform.words,
     }
-
-
-def bad_names(embedded: Embedded) -> list[str]:
-    """The images that could not be read."""
-    bad = np.setdiff1d(np.arange(len(embedded.source)), embedded.features.kept)
-    return [embedded.source.name(index) for index in bad.tolist()]
 
 
 def parts(embedded: Embedded) -> Iterator[npt.NDArray[np.int64]]:

@@ -4,11 +4,13 @@ import io
 import struct
 import time
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from mixview.data import decoding
 from mixview.data.decoding import (
     MAX_PIXELS,
     Decoder,
@@ -16,6 +18,8 @@ from mixview.data.decoding import (
     convert,
     has_application_data,
     open_encoded,
+    reads,
+    unread_remedy,
     upright,
 )
 from mixview.data.source import BadImage
@@ -266,3 +270,40 @@ def test_photographs_are_decoded_as_pillow_does() -> None:
         data = file.read_bytes()
         decoded, expected = Decoder()(data), by_pillow(Decoder(), data)
         assert np.abs(decoded.astype(int) - expected).max() <= 1, file.name
+
+
+def heic(**options: Any) -> bytes:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    buffer = io.BytesIO()
+    image = Image.new("RGB", (20, 10), "red")
+    image.paste("blue", (10, 0, 20, 10))
+    heif = pillow_heif.from_pillow(image)
+    heif.save(buffer, quality=-1, **options)
+    return buffer.getvalue()
+
+
+def test_heic_is_read_where_its_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = dict(Image.OPEN)
+    pixels = Decoder()(heic(), "a.heic")
+    assert pixels.shape == (10, 20, 3)
+    assert pixels[5, 2, 0] > 200
+    assert pixels[5, 17, 2] > 200
+    assert reads(".heic")
+    assert set(Image.OPEN) == set(formats) | (set(Image.OPEN) - {"HEIF"})  # nothing global is changed
+    with pytest.raises(BadImage, match="200 million|limit"):
+        Decoder(max_pixels=100)(heic(), "a.heic")
+    with pytest.raises(BadImage, match="a.heic"):
+        Decoder()(heic()[:200], "a.heic")
+    monkeypatch.setattr(decoding, "heic_plugin", lambda: None)
+    with pytest.raises(BadImage, match="pip install pillow-heif"):
+        Decoder()(heic(), "a.heic")
+    assert not reads(".heic")
+    assert unread_remedy(".heic") == "pip install pillow-heif"
+
+
+def test_heic_of_a_phone_that_was_turned() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = Decoder()(heic(exif=exif.tobytes()), "a.heic")
+    upright = Decoder()(heic(), "a.heic")
+    assert turned.shape in (upright.shape, (20, 10, 3))  # once at most: as the file says, or as the container does

@@ -1,5 +1,6 @@
 """Folders, class folders, ImageNet and lists of files."""
 
+import json
 import os
 import pickle
 import tracemalloc
@@ -8,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mixview.data import decoding
 from mixview.data.files import ClassFolders, FileList, Folder
 from mixview.data.fingerprint import explain_change
+from mixview.data.opening import open_source
 from mixview.data.source import BadImage, SourceError
 from tests.data.writing import encode, needs_data, real, refuses, write, write_classes
 
@@ -234,3 +237,81 @@ def test_real_folders() -> None:
     assert len(imagenette) == 500
     assert imagenette.classes is not None
     assert len(imagenette.classes) == 10
+
+
+def write_run(folder: Path) -> None:
+    write(folder / "config.yaml", "data: .")
+    write(folder / "status.json", json.dumps({"state": "finished", "step": 4}))
+    write(folder / "views.png")
+    write(folder / "evaluations" / "b.png")
+
+
+def test_the_folders_of_runs_are_no_data(tmp_path: Path) -> None:
+    """A run in the folder of its own data must find the same data when it is resumed."""
+    for name in ("photos/a.png", "photos/b.png"):
+        write(tmp_path / name)
+    before = open_source(tmp_path)
+    write_run(tmp_path / "runs" / "first")
+    write_run(tmp_path / "runs" / "second")
+    after = open_source(tmp_path)
+    assert (after.kind, after.fingerprint()) == (before.kind, before.fingerprint())
+    assert [after.name(index) for index in range(len(after))] == ["photos/a.png", "photos/b.png"]
+    assert sorted(after.notes) == [
+        f"left out runs/{name}: it is the folder of a run of mixview, not data" for name in ("first", "second")
+    ]
+    with refuses(SourceError, "holds no images", "folder of a run"):
+        Folder(tmp_path / "runs" / "first")
+
+
+def test_runs_beside_splits_and_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path / "train", {"cat": 2, "dog": 1})
+    write_classes(tmp_path / "val", {"cat": 1, "dog": 1})
+    before = open_source(tmp_path, "val")
+    write_run(tmp_path / "runs" / "first")
+    after = open_source(tmp_path, "val")
+    assert (after.kind, after.classes, after.fingerprint()) == (before.kind, before.classes, before.fingerprint())
+
+
+def test_pictures_that_are_not_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "heic_plugin", lambda: None)
+    for name in ("a.png", "b.HEIC", "sub/c.heic", "d.cr2", "notes.txt"):
+        write(tmp_path / name)
+    assert Folder(tmp_path).notes == (
+        "left out 1 files that end in .cr2 (d.cr2): convert them to JPEG or PNG",
+        "left out 2 files that end in .heic (b.HEIC, sub/c.heic): pip install pillow-heif",
+    )
+    monkeypatch.undo()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_list_that_names_pipes_and_devices(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with (tmp_path / "sparse.png").open("wb") as file:
+        file.truncate(1 << 40)
+    listed = write(tmp_path / "list.txt", f"{tmp_path}/pipe.png\n/dev/zero\n{tmp_path}/sparse.png\n{tmp_path}\n")
+    source = FileList(listed)
+    for index, word in enumerate(["regular", "regular", "GB", "regular"]):
+        with pytest.raises(BadImage, match=word):
+            source.read(index)
+    os.mkfifo(tmp_path / "list.csv")
+    for kind in (tmp_path / "list.csv", "/dev/zero"):
+        with refuses(SourceError, "regular file"):
+            FileList(kind)
+
+
+def test_labels_that_are_lacking_or_too_large_are_named(tmp_path: Path) -> None:
+    def rows(*labels: str) -> Path:
+        return write(tmp_path / "list.csv", "\n".join(["path,label", *(f"{n}.png,{x}" for n, x in enumerate(labels))]))
+
+    with refuses(SourceError, "labels some files and not others", "1.png"):
+        FileList(rows("0", "", "2"))
+    with refuses(SourceError, "12345678901234567890", "number the classes from 0"):
+        FileList(rows("0", "1234567890123456789012345678901"))
+    with refuses(SourceError, "9999999", "number the classes from 0"):
+        FileList(rows("0", "9999999"))
+    assert FileList(rows("", "")).labels() is None
+    labels = FileList(rows("²", "1")).labels()
+    assert labels is not None
+    assert labels.tolist() == [1, 0]
+    with refuses(SourceError, "cannot be read"):
+        FileList(write(tmp_path / "b.csv", f"path\n{'a' * 200_000}"))

@@ -1,6 +1,8 @@
 """Batches are the same bit for bit whatever the number of workers, processes and restarts."""
 
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,9 +11,9 @@ from torch import Tensor
 
 from mixview.data import fused as kernel
 from mixview.data.augmentation import named, views
-from mixview.data.loading import Batches, Views, epoch_order, to_tensor, view_loader
+from mixview.data.loading import Batches, Views, WorkerDied, epoch_order, explain_lost_worker, to_tensor, view_loader
 from mixview.data.scenes import Scenes
-from mixview.data.source import Pixels
+from mixview.data.source import BadImage, Pixels, SourceError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,3 +202,38 @@ def test_a_batch_beyond_the_epoch_is_refused() -> None:
         Batches(40, 8).go_to(0, 6)
     with pytest.raises(ValueError, match="for 39 images and there are 40"):
         view_loader(IMAGES, PAIR, Batches(39, 8))
+
+
+class Breaking:
+    """Images of which some end the process that reads them, or cannot be read."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Reading:
+        if self.error is not None:
+            raise self.error
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.parametrize("error", [BadImage("a.jpg", "is empty"), SourceError("no"), OSError(5, "gone")])
+def test_an_error_in_a_worker_arrives_as_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        list(view_loader(Breaking(error), PAIR, Batches(8, batch=4), workers=1))
+    assert str(caught.value) == str(error)
+
+
+def test_a_killed_worker_is_one_sentence() -> None:
+    with pytest.raises(WorkerDied, match=r"^a process that reads images died \((killed by signal|exited).*--workers"):
+        list(view_loader(Breaking(None), PAIR, Batches(8, batch=4), workers=1))
+
+
+def test_what_torch_says_of_lost_workers() -> None:
+    assert "exited unexpectedly" in str(
+        explain_lost_worker(RuntimeError("DataLoader worker (pid(s) 12, 13) exited unexpectedly"))
+    )
+    assert explain_lost_worker(RuntimeError("out of memory")) is None

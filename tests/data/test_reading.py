@@ -1,5 +1,6 @@
 """Bad images are skipped, counted, named and replaced, the same way in every process."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from mixview.data.decoding import Decoder
 from mixview.data.files import Folder
 from mixview.data.reading import STRICT, Reader, Tolerance
 from mixview.data.source import BadImage, SourceError
+from mixview.data.splits import Subset
 from tests.data.writing import encode, needs_data, real, refuses, write
 
 BAD = {1: b"I am a text", 2: b"", 5: encode(5, "JPEG", 64, 64)[:500]}
@@ -110,3 +112,48 @@ def test_real_photographs_are_all_good() -> None:
     reader = Reader(Folder(real("photos")), tolerance=STRICT)
     shapes = [reader[index].pixels.shape for index in range(0, 100, 5)]
     assert all(len(shape) == 3 and shape[2] == 3 for shape in shapes)
+
+
+def test_every_bad_image_is_named_once_with_its_reason(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        reader = Reader(folder)
+        for index in range(6):
+            reader[index]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["skipped 1.jpg", "skipped 2.jpg", "skipped 5.jpg"]
+    assert "not an image" in lines[0]
+
+
+def test_those_that_a_worker_meets_are_named_too(folder: Folder, capfd: pytest.CaptureFixture[str]) -> None:
+    reader = Reader(folder)
+    list(DataLoader(Indices(reader), batch_size=1, num_workers=1, collate_fn=as_is))
+    assert "skipped 2.jpg: is empty (0 bytes)" in capfd.readouterr().err
+    assert reader.bad["2.jpg"] == "is empty (0 bytes)"
+
+
+def test_what_was_left_out_is_told_of_a_part_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.png", "b.png", "c.psd"):
+        write(tmp_path / name)
+    Reader(Subset(Folder(tmp_path), np.arange(1)))
+    Reader(Folder(tmp_path))
+    assert capsys.readouterr().err.count("left out 1 files that end in .psd (c.psd)") == 1
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a.png")
+    write(tmp_path / "\x1b[2Jb.png", "nothing")
+    (tmp_path / os.fsdecode(b"\xffc.png")).write_bytes(b"nothing")
+    write(tmp_path / "d.png")
+    reader = Reader(Folder(tmp_path))
+    for index in range(4):
+        reader[index]
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert "\\x1b[2Jb.png" in told
+    assert "c.png" in told
+
+
+@pytest.mark.parametrize(("bad", "total"), [(10, 12), (2, 3), (1, 1)])
+def test_never_more_than_half_are_tolerated(bad: int, total: int) -> None:
+    assert not Tolerance().allows(bad, total)
+    assert Tolerance().allows(total // 2, total)

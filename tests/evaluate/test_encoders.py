@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixview import backbones
 from mixview.evaluate.encoders import load
+from mixview.export import save_encoder
 from tests.evaluate.judged import run_folder, small
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -181,3 +182,12 @@ def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
         load(str(tmp_path), natural_size=32)
     with pytest.raises(ValueError, match="is a backbone itself"):
         load("resnet18", natural_size=32, backbone="resnet50")
+
+
+def test_weights_that_are_not_finite_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+    backbone = backbones.build("small", size=16)
+    with torch.no_grad():
+        next(backbone.encoder.parameters())[0] = float("nan")
+    save_encoder(tmp_path / "encoder.safetensors", backbone.encoder, backbone.spec, {})
+    with pytest.raises(ValueError, match=r"weights .* in .*encoder\.safetensors contain NaN"):
+        load(str(tmp_path), natural_size=16)

@@ -1,5 +1,6 @@
 """Features: right, once, resumable, and never taken for whole when they are not."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ from torch import nn
 from mixview import backbones
 from mixview.data.files import ClassFolders
 from mixview.data.loading import to_tensor
+from mixview.data.reading import TOLD
 from mixview.data.source import SourceError
 from mixview.evaluate import features as module
 from mixview.evaluate.encoders import Subject
@@ -228,3 +230,44 @@ def test_a_batch_script_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("LOCAL_RANK", "1")  # as Lightning's launcher does for --devices 2
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launched() == (1, 2)
+
+
+def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays are mapped: to write to them on a full disk would kill the process (SIGBUS)."""
+
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="no room"):
+        extract(small(), scenes(6), CROP, workers=0)
+    assert not list((tmp_path / "features").iterdir())
+
+
+def test_the_space_of_the_arrays_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fill", lambda folder, *given: sizes.append((folder / "res5.npy").stat()))
+    monkeypatch.setattr(module, "wait_until", lambda condition: None)
+    sizes: list[os.stat_result] = []
+    extract(small(), scenes(64), CROP, stages=("res5",), workers=0)
+    assert sizes[0].st_blocks * 512 >= sizes[0].st_size
+
+
+def test_bad_images_are_named_again_where_features_are_kept_already(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = coloured(tmp_path / "set", {"a": 6})
+    (root / "a" / "003.png").write_bytes(b"nothing")
+    extract(means(), ClassFolders(root), CROP, workers=0)
+    assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
+    TOLD.clear()  # as another command
+    extract(means(), ClassFolders(root), CROP, workers=0)
+    assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    subject = small(7)
+    with torch.no_grad():
+        next(subject.encoder.parameters()).fill_(float("inf"))
+    with pytest.raises(ValueError, match=f"{subject.name} contain NaN or infinity"):
+        extract(subject, scenes(6), CROP, workers=0)

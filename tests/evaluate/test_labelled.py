@@ -5,12 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mixview.data.files import ClassFolders
+from mixview.data.arrays import Npz
+from mixview.data.files import ClassFolders, FileList
 from mixview.data.layouts import write as write_layout
 from mixview.data.scenes import Scenes
 from mixview.data.source import SourceError
 from mixview.evaluate.labelled import open_parts, put_in_step
-from tests.data.writing import write, write_classes
+from tests.data.writing import encode, write, write_classes
 from tests.evaluate.judged import colours
 
 
@@ -75,3 +76,37 @@ def test_voc_has_sets_of_labels_and_no_single_ones(tmp_path: Path) -> None:
     assert set(np.unique(train)) <= {-1, 0, 1}
     with pytest.raises(SourceError, match=r"linear needs one class an image, and .* has sets of them: use svm"):
         parts.single("linear")
+
+
+def listed(folder: Path, name: str, labels: list[str]) -> FileList:
+    for number in range(len(labels)):
+        write(folder / f"{name}{number}.png", encode(number))
+    rows = [f"{name}{number}.png,{label}" for number, label in enumerate(labels)]
+    return FileList(write(folder / f"{name}.csv", "\n".join(["path,label", *rows])))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        (["2", "0", "1"], ["x", "1", "2"], None),
+        (["a", "b", "a"], ["0", "1"], None),
+        (["0", "1", "2"], ["2", "1"], [2, 1]),
+        (["1", "word", "2"], ["2", "1"], [1, 0]),  # "1", "2" and "word" are its classes
+    ],
+)
+def test_words_and_numbers_are_matched_by_name(
+    tmp_path: Path, train: list[str], test: list[str], expected: list[int] | None
+) -> None:
+    parts = listed(tmp_path, "a", train), listed(tmp_path, "b", test)
+    if expected is None:
+        with pytest.raises(SourceError, match="which the training part lacks"):
+            put_in_step(*parts, "set")
+    else:
+        assert put_in_step(*parts, "set").single("knn")[1].tolist() == expected
+
+
+def test_a_label_without_a_name(tmp_path: Path) -> None:
+    pixels = np.zeros((2, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=np.array([0, 7]), classes=np.array(["a", "b"]))
+    with pytest.raises(SourceError, match="label 7 and names 2 classes"):
+        put_in_step(Npz(tmp_path / "a.npz"), Npz(tmp_path / "a.npz"), "set")

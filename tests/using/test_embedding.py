@@ -63,7 +63,7 @@ def test_bad_images_are_left_out_and_named(
     names, features = read_features(tmp_path / "a.parquet")
     assert "cat/003.png" not in names
     assert len(names) == len(features) == 8
-    assert "skipped cat/003.png: it cannot be read" in capsys.readouterr().out
+    assert "skipped cat/003.png: is not an image" in capsys.readouterr().err
     embed(str(run), data=str(images), out=str(tmp_path / "a.npy"), workers=0)
     np.testing.assert_array_equal(read_features(tmp_path / "a.npy")[1], features)
 
