@@ -3,11 +3,12 @@
 import http.client
 import io
 import re
+import socket
 import time
 import urllib.error
 import urllib.request
 from threading import Lock
-from typing import final
+from typing import Any, final
 
 from mixview.data.source import SourceError
 
@@ -16,8 +17,88 @@ MAX_FETCH = 16 * 1024 * 1024
 NEAR = 1024 * 1024
 """A read that begins within this much behind the last one goes on reading; anything else jumps."""
 
+MAX_READ = 1 << 29
+"""Bytes that are asked for at once, half a gigabyte: no image is larger, and what a shard says of itself may be a lie."""
+MIN_RATE = 1024
+"""Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
+MIN_PROGRESS = 1024
+"""Bytes that one request has to bring (or all that is left) to count as progress."""
+
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Answers after which the same question may be answered."""
+
+
+@final
+class Paced(io.RawIOBase):
+    """What arrives on a connection, as long as it arrives: the headers and the body of an answer."""
+
+    def __init__(self, raw: Any, grace: float) -> None:
+        super().__init__()
+        self._raw = raw
+        self._grace = grace
+        self._start = time.monotonic()
+        self._received = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        elapsed = time.monotonic() - self._start
+        if elapsed > self._grace and self._received < MIN_RATE * elapsed:
+            raise TimeoutError(f"{self._received} bytes in {elapsed:.0f} seconds")
+        count: int | None = self._raw.readinto(buffer)
+        self._received += count or 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class PacedResponse(http.client.HTTPResponse):
+    """An answer that has to keep coming: a timeout of the socket's own begins anew with every byte."""
+
+    def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(sock, *arguments, **options)
+        self.fp.close()
+        self.fp = io.BufferedReader(Paced(sock.makefile("rb", buffering=0), sock.gettimeout() or 30.0))
+
+
+class Connection(http.client.HTTPConnection):
+    response_class = PacedResponse
+
+
+class SecureConnection(http.client.HTTPSConnection):
+    response_class = PacedResponse
+
+
+class Handler(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(Connection, request)
+
+
+class SecureHandler(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(SecureConnection, request)
+
+
+def make_opener() -> urllib.request.OpenerDirector:
+    """What asks servers, by http and https and no other way, whatever a server redirects to."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        Handler,
+        SecureHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.UnknownHandler,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+OPENER = make_opener()
 
 
 @final
@@ -27,11 +108,13 @@ class RemoteFile(io.RawIOBase):
     Bytes are asked for by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
     16 MiB), reading here and there only what is asked for: one object serves both a shard that is streamed and an image
     that is picked. When the connection drops, the next request begins at the byte where it dropped; `retries` such
-    interruptions without a single byte between them are given up on. A file that changes while it is read is refused.
+    interruptions without a kilobyte between them are given up on. A file that changes while it is read is refused, and
+    so is an answer that is not what was asked for.
 
     Args:
         url: http:// or https://.
-        timeout: seconds of silence after which a connection counts as dropped.
+        timeout: seconds of silence after which a connection counts as dropped, and after which it has to be faster than
+            a kilobyte per second.
         retries: interruptions in a row that are put up with.
     """
 
@@ -79,6 +162,10 @@ class RemoteFile(io.RawIOBase):
     def read_at(self, start: int, count: int) -> bytes:
         """These bytes, fewer at the end of the file."""
         stop = min(start + count, self._size)
+        if stop - start > MAX_READ:
+            raise SourceError(
+                f"{self.url} is said to hold {stop - start} bytes in one piece, more than any image: check the file"
+            )
         with self._lock:
             if start < self._start or stop > self._start + len(self._buffer):
                 self._fill(start, stop)
@@ -103,10 +190,12 @@ class RemoteFile(io.RawIOBase):
             before = len(data)
             try:
                 self._request(start + before, stop, data)
+                if start + len(data) < min(stop, self._size) and len(data) - before < MIN_PROGRESS:
+                    raise ConnectionError(f"it sent {len(data) - before} bytes of {stop - start - before}")
             except (urllib.error.HTTPError, http.client.HTTPException, OSError) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code not in PASSING:
                     raise SourceError(f"{self.url} answers {error.code} {error.reason}: check the address") from error
-                failures = 1 if len(data) > before else failures + 1
+                failures = 1 if len(data) - before >= MIN_PROGRESS else failures + 1
                 if failures > self.retries:
                     raise SourceError(
                         f"{self.url} failed {failures} times in a row ({error}): check the server, then resume"
@@ -119,12 +208,18 @@ class RemoteFile(io.RawIOBase):
         # A proxy that packs or changes what it passes on would shift every position.
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "mixview"}
         request = urllib.request.Request(self.url, headers=headers)
-        with urllib.request.urlopen(request, timeout=self.timeout) as response:
-            whole = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", ""))
+        with OPENER.open(request, timeout=self.timeout) as response:
+            sent = response.headers.get("Content-Range", "")
+            whole = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", sent, re.ASCII)
             if response.status != 206 or not whole or int(whole[1]) != start:
                 raise SourceError(
                     f"the server of {self.url} does not answer Range requests, without which no image can be picked: "
                     "use another server (nginx, S3 …), or download the file"
+                )
+            if not start <= int(whole[2]) < min(stop, int(whole[3])):
+                raise SourceError(
+                    f"the server of {self.url} answers with {sent!r} to the question for bytes {start}-{stop - 1}: use "
+                    "another server (nginx, S3 …), or download the file"
                 )
             version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
             size = int(whole[3])
@@ -132,7 +227,7 @@ class RemoteFile(io.RawIOBase):
                 raise SourceError(f"{self.url} changed while it was read: open the source again")
             self._size, self.version = size, version
             missing = int(whole[2]) + 1 - start
-            while missing > 0 and (piece := response.read(min(missing, 64 * 1024))):
+            while missing > 0 and (piece := response.read1(min(missing, 64 * 1024))):
                 data += piece
                 missing -= len(piece)
             if missing:  # http.client says nothing when a connection ends early

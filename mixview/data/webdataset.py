@@ -20,18 +20,19 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from mixview.data.cache import cache_folder
-from mixview.data.files import is_image_name, number_labels
+from mixview.data.files import MAX_BYTES, is_image_name, number_labels, open_regular
 from mixview.data.fingerprint import fingerprint
 from mixview.data.packed import PackedStrings
 from mixview.data.remote import RemoteFile
@@ -41,6 +42,10 @@ OPEN_SHARDS = 4
 """Remote shards that a process keeps a buffer of, 16 MiB each at most."""
 
 INDEX_FORMAT = 1
+
+MAX_SHARDS = 1_000_000
+"""What a pattern may name."""
+MAX_BRACES = 8
 
 
 @final
@@ -131,15 +136,19 @@ class WebDataset(Source):
         name = self.name(index)
         shard = self.shards[self.shard(index)]
         start, size = int(self._starts[index]), int(self._sizes[index])
+        if size > MAX_BYTES:
+            raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image")
         if is_url(shard):
             data = self._open(shard).read_at(start, size)
         else:
             try:
-                with Path(shard).open("rb") as file:
+                with open_regular(shard) as file:
                     file.seek(start)
                     data = file.read(size)
             except OSError as error:
-                raise SourceError(f"the shard {shard} cannot be read ({error.strerror}): restore it") from error
+                raise SourceError(
+                    f"the shard {shard} cannot be read ({error.strerror or error}): restore it"
+                ) from error
         if len(data) != size:
             raise BadImage(name, f"is cut off: {len(data)} bytes of {size} are in the shard")
         return data
@@ -162,16 +171,18 @@ class WebDataset(Source):
     def _index(self, shard: str, folder: Path) -> ShardIndex:
         """The index of a shard: from the cache, or made and put there."""
         try:
-            file: RemoteFile | io.BufferedReader
+            file: RemoteFile | BinaryIO
             if is_url(shard):
                 file = RemoteFile(shard, self.timeout, self.retries)
                 state = f"{file.size}/{file.version}"
             else:
-                file = Path(shard).open("rb")  # noqa: SIM115, closed below
+                file = open_regular(shard)
                 status = os.fstat(file.fileno())
                 state, shard = f"{status.st_size}/{status.st_mtime_ns}", str(Path(shard).resolve())
         except OSError as error:
-            raise SourceError(f"there is no shard {shard} ({error.strerror}): check the pattern") from error
+            raise SourceError(
+                f"there is no shard {shard} ({error.strerror or error}): check the pattern"
+            ) from error
         with file:
             key = hashlib.blake2b(f"{INDEX_FORMAT}/{shard}/{state}".encode(), digest_size=16).hexdigest()
             path = folder / f"{key}.npz"
@@ -189,7 +200,29 @@ class WebDataset(Source):
         return index
 
 
-def walk_shard(file: RemoteFile | io.BufferedReader, shard: str) -> ShardIndex:
+@final
+class Bounded(io.RawIOBase):
+    """A file for `tarfile`, which reads as much at once as a header says, and goes where it says."""
+
+    def __init__(self, file: RemoteFile | BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= MAX_BYTES:
+            raise tarfile.ReadError(f"a header speaks of {size} bytes")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if offset < 0 or offset > 1 << 62:
+            raise tarfile.ReadError(f"a header speaks of byte {offset}")
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def walk_shard(file: RemoteFile | BinaryIO, shard: str) -> ShardIndex:
     """The index of a shard, from its headers."""
     names: list[str] = []
     starts: list[int] = []
@@ -197,9 +230,13 @@ def walk_shard(file: RemoteFile | io.BufferedReader, shard: str) -> ShardIndex:
     classes: dict[str, str] = {}
     keys: list[str] = []
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
+        with tarfile.open(fileobj=Bounded(file), mode="r:") as archive:
+            last = -1
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # all members so far: it grows without end
+                if member.size < 0 or archive.offset <= last:  # or it would be walked for ever
+                    raise tarfile.ReadError("its headers lead backwards")
+                last = archive.offset
                 if not member.isreg() or Path(member.name).name.startswith("."):
                     continue
                 stem, suffix = split_key(member.name)
@@ -215,7 +252,9 @@ def walk_shard(file: RemoteFile | io.BufferedReader, shard: str) -> ShardIndex:
             file.seek(archive.offset)
             if file.read(512) != bytes(512):  # the block of zeros at the end; tarfile says nothing when it is missing
                 raise tarfile.ReadError("it ends early")
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except SourceError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise SourceError(
             f"the shard {shard} is not a whole, uncompressed tar file ({error}): unpack it, or copy it again"
         ) from error
@@ -244,12 +283,16 @@ def shard_name(shard: str) -> str:
 
 def expand_shards(pattern: str) -> list[str]:
     """All the shards that a pattern names."""
-    expanded = [each for spec in expand_braces(pattern) for each in ([spec] if is_url(spec) else find_local(spec))]
-    names = [shard_name(shard) for shard in expanded]
+    if pattern.count("{") > MAX_BRACES:
+        raise SourceError(f"{pattern[:200]} has more than {MAX_BRACES} braces: write a pattern with fewer")
+    specs = list(itertools.islice(expand_braces(pattern), MAX_SHARDS + 1))
+    if len(specs) > MAX_SHARDS:
+        raise SourceError(f"{pattern} names more than {MAX_SHARDS} shards: count fewer")
+    expanded = [each for spec in specs for each in ([spec] if is_url(spec) else find_local(spec))]
     if not expanded:
         raise SourceError(f"{pattern} matches no tar file: check the pattern")
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    twice, count = Counter(map(shard_name, expanded)).most_common(1)[0]
+    if count > 1:
         raise SourceError(f"{pattern} names two shards {twice}, whose images would bear the same names: rename one")
     return expanded
 
@@ -266,17 +309,18 @@ def find_local(spec: str) -> list[str]:
 
 def expand_braces(pattern: str) -> Iterator[str]:
     """As a shell does: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
-    match = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", pattern)
+    match = re.search(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", pattern, re.ASCII)
     if match is None:
         yield pattern
         return
     first, last, choices = match.groups()
+    parts: Iterable[str]
     if choices is not None:
         parts = choices.split(",")
     else:
         width = len(first) if first.startswith("0") or len(first) == len(last) else 0
-        parts = [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
-        if not parts:
+        parts = (f"{number:0{width}d}" for number in range(int(first), int(last) + 1))
+        if int(first) > int(last):
             raise SourceError(f"{match[0]} in {pattern} counts down: write the smaller number first")
     for part in parts:
         yield from expand_braces(pattern[: match.start()] + part + pattern[match.end() :])
