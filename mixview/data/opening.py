@@ -4,10 +4,13 @@ import difflib
 import importlib
 import inspect
 import os
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.arrays import Npz
@@ -67,7 +70,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
 """Published data sets, and where they lie in the folder of data sets (`MIXVIEW_DATA`)."""
 
 
-def open_source(spec: str | Path, split: str | None = None, *, kind: str | None = None, **options: Any) -> Source:
+def open_source(spec: str | Path, split: str | None = None, /, *, kind: str | None = None, **options: Any) -> Source:
     """The source at a path, or of a name.
 
     Args:
@@ -76,8 +79,16 @@ def open_source(spec: str | Path, split: str | None = None, *, kind: str | None 
         split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
             which every class has its share.
         kind: what the path is (see `FAMILIES`), where looking at it would say something else.
-        options: of the kind: see its constructor.
+        options: of the kind: see its constructor. They may come from a file that somebody else wrote: where to write is
+            none of them.
     """
+    if "split" in options:  # an argument by name, or one of the user's options
+        given = options.pop("split")
+        if split is not None and given not in (None, split):
+            raise SourceError(f"the data has two splits, {split!r} and, among its options, {given!r}: give one of them")
+        split = given if split is None else split
+    if split is not None and not isinstance(split, str):
+        raise SourceError(f"{split!r} is no split: give its name, such as train")
     if split is not None and "[" in split:
         name, part = parse_range(split)
         if part is None:
@@ -104,7 +115,31 @@ def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *plac
             if name == "split":
                 raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
             raise SourceError(f"a source of kind {kind} has no option {name!r}: {nearest(name, known)}")
+    if not isinstance(options.get("cache", False), bool):
+        raise SourceError(
+            f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set MIXVIEW_CACHE to "
+            "the folder"
+        )
+    check_types(kind, make, options)
     return make(*place, **options)
+
+
+def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any]) -> None:
+    """Raise if an option, as a file or a command line gives it, is of another type than the source takes."""
+    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    for name, value in options.items():
+        if isinstance(value, int | float | str | list | dict | None):
+            try:
+                # A path is given as text.
+                msgspec.convert(value, Union[tuple(each for each in choices(hints[name]) if each is not Path)])
+            except msgspec.ValidationError as error:
+                said = str(error).replace("`", "").lower()
+                raise SourceError(f"{name} {value!r} does not fit a source of kind {kind}: {said}") from None
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """The types of which a value may have one."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def recognise(spec: str | Path) -> tuple[str, str | Path]:

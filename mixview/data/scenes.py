@@ -28,6 +28,7 @@ from mixview.data.source import Objects, Pixels, Source
 
 Split = Literal["train", "val", "test"]
 MOST_OBJECTS = 4
+MAX_COUNT = 10_000_000
 CHUNK_BYTES = 2**20
 """Images are drawn, and cached, about this many bytes at a time: enough to be quick, little enough to start at once."""
 
@@ -65,6 +66,8 @@ class Scenes(Source):
     ) -> None:
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
+        if count > MAX_COUNT:
+            raise ValueError(f"count must be at most {MAX_COUNT}, got {count}")
         if not 16 <= size <= 4096:
             raise ValueError(f"scenes can be drawn at a size of 16 to 4096 pixels, not {size}")
         if split not in SPLITS:

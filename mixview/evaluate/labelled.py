@@ -64,7 +64,8 @@ def open_parts(
         options: further options of the source.
     """
     known = open_source(data, train, **(options or {}))
-    asked, test_name = find_test(known, data, test, test_data, options or {})
+    others = {name: value for name, value in (options or {}).items() if name != "split"}
+    asked, test_name = find_test(known, data, test, test_data, others)
     train_name = train or str(getattr(known, "split", None) or "train")
     return put_in_step(known, asked, f"{data}, {train_name} {len(known)}, {test_name} {len(asked)}")
 

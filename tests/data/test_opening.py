@@ -1,8 +1,10 @@
 """Any source by its path or name."""
 
 import sys
+import tarfile
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,48 @@ def test_real_names(name: str, split: str | None, count: int) -> None:
 def test_debians_fashion_mnist_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MIXVIEW_DATA", raising=False)
     assert len(open_source("fashion-mnist", "test")) == 10_000
+
+
+def test_a_split_among_the_options(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"split": "val", "count": 5}
+    assert open_source("scenes", **options).name(0).startswith("val")
+    assert open_source("scenes", None, **options).name(0).startswith("val")
+    with refuses(SourceError, "two splits", "'train'", "'val'"):
+        open_source("scenes", "train", **options)
+    with refuses(SourceError, "is no split"):
+        open_source("scenes", **{"split": ["val"]})
+
+
+def test_no_option_says_where_to_write(tmp_path: Path) -> None:
+    (tmp_path / "shards").mkdir()
+    with tarfile.open(tmp_path / "shards" / "a.tar", "w") as archive:
+        archive.add(write(tmp_path / "a.png"), "a.png")
+    for data in ("scenes", tmp_path / "shards"):
+        with refuses(SourceError, "MIXVIEW_CACHE"):
+            open_source(data, cache=str(tmp_path / "elsewhere"))
+    assert not (tmp_path / "elsewhere").exists()
+    assert len(open_source("scenes", cache=False, count=3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        ("scenes", {"count": "many"}),
+        ("scenes", {"count": None}),
+        ("scenes", {"count": 1.5}),
+        ("scenes", {"count": {"a": 1}}),
+        ("scenes", {"objects": "three"}),
+        ("scenes", {"classes": [1]}),
+        ("list.txt", {"root": 5}),
+    ],
+)
+def test_options_of_another_type_are_named(tmp_path: Path, data: str, options: dict[str, Any]) -> None:
+    write(tmp_path / "list.txt", "a.png")
+    place = data if data == "scenes" else tmp_path / data
+    with refuses(SourceError, next(iter(options)), "does not fit"):
+        open_source(place, **options)
+
+
+def test_no_source_is_without_end() -> None:
+    with pytest.raises(ValueError, match="at most"):
+        open_source("scenes", count=10**18)
