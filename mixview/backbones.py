@@ -21,6 +21,8 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from mixview.pickles import check_tensors, read_torch
+
 Stem = Literal["auto", "small", "standard"]
 Spec = dict[str, str | int]
 
@@ -578,13 +580,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return read_safetensors(path)[0]
     if path.suffix not in TORCH_SUFFIXES:
         raise ValueError(f"{path} is no file of weights that is known: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken pickle can raise anything
-        raise ValueError(
-            f"{path} cannot be read as tensors alone ({first_line(error)}): it is damaged, or holds objects that would "
-            "run code; save it again with torch.save(model.state_dict(), FILE)"
-        ) from error
+    held = read_torch(path)
     while isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
         inside = next((key for key in CONTAINERS if isinstance(held.get(key), Mapping)), None)
         if inside is None:
@@ -593,6 +589,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     tensors = {str(k): v for k, v in held.items() if isinstance(v, Tensor)} if isinstance(held, Mapping) else {}
     if not tensors:
         raise ValueError(f"{path} holds no state_dict: save one with torch.save(model.state_dict(), FILE)")
+    check_tensors(tensors, path)
     return tensors
 
 

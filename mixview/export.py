@@ -8,7 +8,8 @@ Loading runs nothing that the file holds. Other tools read the same file as plai
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,10 @@ FORMAT = 1
 
 LARGEST = 4096
 """No image has a longer side or more channels: a header that says so is damaged, and would fill the memory."""
+MAX_UNKNOWN = 50_000_000
+"""Parameters that a network may have beyond what its file holds, for a message that says which do not fit."""
+MAX_VALUES = 1 << 24
+"""No image that an encoder is shown has more: 2,364 pixels both ways in colour."""
 
 
 def save_encoder(
@@ -77,7 +82,7 @@ def load_encoder(
     tensors, text = read_safetensors(file)
     header = read_header(file, text)
     if module is None:
-        module = rebuild(file, header["spec"], trust)
+        module = rebuild(file, header["spec"], trust, tensors)
     own = module.state_dict()
     wrong = [key for key in own.keys() | tensors.keys() if key not in own or key not in tensors]
     wrong += [key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape]
@@ -118,6 +123,7 @@ def check_spec(spec: Any) -> Spec | None:
     whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= LARGEST for key in ("size", "channels"))
     if (
         not whole
+        or spec["size"] ** 2 * spec["channels"] > MAX_VALUES
         or type(spec.get("feature_dim")) is not int
         or not isinstance(spec.get("name"), str)
         or spec.get("stem") not in ("small", "standard")
@@ -126,22 +132,61 @@ def check_spec(spec: Any) -> Spec | None:
     return cast(Spec, spec)
 
 
-def rebuild(file: Path | str, spec: Spec, trust: bool) -> nn.Module:
-    """The module of a spec, with random weights; the global generator stays where it was."""
+def rebuild(
+    file: Path | str, spec: Spec, trust: bool, tensors: Mapping[str, Tensor] | None = None
+) -> nn.Module:
+    """The module of a spec, with random weights; the global generator stays where it was.
+
+    Args:
+        file: that the spec is from.
+        spec: what rebuilds the module.
+        trust: call the factory of a backbone of one's own.
+        tensors: what the file holds, to see that it is about as large as the module before that is made.
+    """
     name = str(spec["name"])
+    make = partial(
+        construct,
+        name,
+        size=int(spec["size"]),
+        channels=int(spec["channels"]),
+        stem=cast(Stem, spec["stem"]),
+    )
     if name != "small" and not name.startswith(("torchvision/", "timm/")) and not trust:
         raise ValueError(
             f"{file} is of your own backbone {name!r}, and rebuilding it would run its code: pass module=… to "
             "load_encoder, or trust=True if you trust the file"
         )
     with torch.random.fork_rng(devices=[]):
-        encoder, *_ = construct(
-            name,
-            size=int(spec["size"]),
-            channels=int(spec["channels"]),
-            stem=cast(Stem, spec["stem"]),
-        )
+        if tensors is not None:
+            check_size(file, name, make, tensors)
+        encoder, *_ = make()
     return encoder
+
+
+def check_size(
+    file: Path | str, name: str, make: Callable[[], tuple[nn.Module, Any, Any, Any]], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raise if a network is far larger than what its file holds: a kilobyte can name one that fills the memory.
+
+    Args:
+        file: that names the network.
+        name: of the network.
+        make: makes it.
+        tensors: what the file holds.
+    """
+    if ":" in name:  # one's own, whose code runs once at most
+        return
+    try:
+        with torch.device("meta"):  # shapes without memory
+            needed = sum(parameter.numel() for parameter in make()[0].parameters())
+    except Exception:  # the attempt to make it in earnest says why
+        return
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if needed > 2 * held + MAX_UNKNOWN:
+        raise ValueError(
+            f"the {len(tensors)} tensors of {file} do not fit {name}: they are {held / 1e6:.1f} million numbers, and it "
+            f"has {needed / 1e6:.1f} million; give the file that was exported, or the right --backbone"
+        )
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Pickles of dictionaries, lists, text, numbers and NumPy arrays, read without running anything that they hold.
+"""Pickles of dictionaries, lists, text, numbers, arrays and tensors, read without running anything that they hold.
 
 content = read_arrays(path, "CIFAR", encoding="bytes")
 content[b"data"].value                                     # a NumPy array; in the content it is a PickledArray
@@ -6,11 +6,15 @@ content[b"data"].value                                     # a NumPy array; in t
 
 import pickle
 import re
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
+
+from mixview.archives import open_archive
 
 
 class UntrustedPickle(ValueError):
@@ -107,3 +111,41 @@ def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) 
         raise
     except Exception as error:  # a broken pickle raises anything
         raise ValueError(f"{path} cannot be read as {what} ({error})") from error
+
+
+def read_torch(path: Path) -> Any:
+    """The content of a file that `torch.save` wrote, of tensors and plain values; raises ValueError with the reason."""
+    import torch
+
+    try:
+        if zipfile.is_zipfile(path):
+            with open_archive(path):  # none of its members unpacks to far more than it is
+                pass
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a broken pickle can raise anything
+        raise ValueError(
+            f"{path} cannot be read as tensors alone ({why_unread(error)}): it is damaged, or holds objects that would "
+            "run code; save it again with torch.save(model.state_dict(), FILE)"
+        ) from error
+
+
+def why_unread(error: Exception) -> str:
+    """What is wrong with a torch file, in a few words and without torch's advice to trust it."""
+    text = str(error)
+    if "weights_only" not in text and "Weights only" not in text:
+        return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".:")[:200]
+    named = re.search(r"(?:GLOBAL|[Gg]lobal:?|import(?: of)?|class|function) ([A-Za-z_][\w]*(?:\.\w+)+)", text)
+    return f"it asks for {named[1]}" if named else "it holds more than tensors"
+
+
+def check_tensors(tensors: Mapping[str, Any], path: Path) -> None:
+    """Raise if a tensor is not there in full: one number may stand for many, by a stride of 0, or none at all."""
+    import torch
+
+    for name, tensor in tensors.items():
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        if not plain or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ValueError(
+                f"{path} does not hold all of the tensor {name} of shape {list(tensor.shape)}: save plain tensors, "
+                "{name: tensor.contiguous() …}, again"
+            )

@@ -1,6 +1,7 @@
 """Images that are rows of an array: what CIFAR, STL-10 and Fashion-MNIST are once read, and `.npz` files."""
 
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -8,6 +9,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+from mixview.archives import array_header, open_archive, read_array
 from mixview.data.files import MAX_LABEL
 from mixview.data.fingerprint import fingerprint
 from mixview.data.packed import PackedStrings
@@ -115,9 +117,9 @@ class Npz(Source):
         self.path = Path(path)
         self._arguments = (str(path), split, channels_first)
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with open_archive(self.path) as archive:
                 members = {Path(info.filename).stem: info for info in archive.infolist()}
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
             raise SourceError(f"{path} cannot be opened as .npz ({error}): check the path, or save it again") from error
         self._checks = np.array([[info.file_size, info.CRC] for info in members.values()], dtype=np.int64)
 
@@ -145,9 +147,9 @@ class Npz(Source):
             self._data = channels_last(self._data, channels_first, key, self.path)
         labels = first_key(LABEL_KEYS, self.split, members)
         self._labels = check_labels(read_member(self.path, members[labels]) if labels else None, len(self), self.path)
-        self.classes = (
-            tuple(str(name) for name in read_member(self.path, members["classes"])) if "classes" in members else None
-        )
+        self.classes = None
+        if "classes" in members:
+            self.classes = tuple(str(name) for name in np.atleast_1d(read_member(self.path, members["classes"])))
 
     def __reduce__(self) -> tuple[Callable[..., Source], tuple[Any, ...]]:
         return type(self), self._arguments
@@ -186,24 +188,20 @@ def first_key(patterns: Sequence[str], split: str, members: dict[str, zipfile.Zi
 def read_member(path: Path, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
     """One array of an .npz: mapped from the file if it is stored as it is, otherwise unpacked into memory."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            read_header = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, fortran, dtype = read_header(member)
-            header = member.tell()
-        if info.compress_type == zipfile.ZIP_STORED and not dtype.hasobject and np.prod(shape) > 0:
+        with open_archive(path) as archive, archive.open(info) as member:
+            shape, fortran, dtype, header = array_header(member, info.file_size)
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size > header:
             with path.open("rb") as file:  # the local header has its own lengths of name and extra field
                 file.seek(info.header_offset)
                 local = file.read(30)
             start = info.header_offset + 30 + int.from_bytes(local[26:28], "little")
             start += int.from_bytes(local[28:30], "little") + header
             return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
-        with zipfile.ZipFile(path) as archive, archive.open(info) as member:
-            return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        with open_archive(path) as archive:
+            return read_array(archive, info)
+    except (
+        ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
         raise SourceError(
             f"{info.filename} in {path} cannot be read ({error}): save plain arrays, none of objects"
         ) from error

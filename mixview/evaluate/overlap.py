@@ -1,12 +1,12 @@
 """Whether an encoder is asked about images that it, or the classifier on top of it, has learned from."""
 
 import json
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from mixview.archives import read_arrays
 from mixview.data.fingerprint import explain_change
 from mixview.data.identity import Identities, identities, note_images
 from mixview.data.source import Source
@@ -60,9 +60,11 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
 def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> Learned | None:
     """What the run in a folder has learned from. Of an older run, one of the candidates, if its fingerprint says so."""
     try:
-        with (run / NOTED).open("rb") as file, np.load(file, allow_pickle=False) as noted:
-            return Learned(noted["identities"], int(noted["count"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        noted, count = read_arrays(run / NOTED, "identities", "count")
+        if noted.dtype != np.uint64 or noted.ndim != 1:
+            raise ValueError("these are no numbers of images")
+        return Learned(noted, int(count))
+    except (OSError, ValueError, KeyError, TypeError):
         recorded = read_data(run).get("fingerprint")
         for source, known in candidates:
             if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:

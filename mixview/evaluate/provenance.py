@@ -7,13 +7,13 @@ Encoders that agree in all of it differ in nothing but their seed.
 """
 
 import json
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from mixview.archives import read_arrays
 
 NOT_SHAPING = frozenset(
     {
@@ -50,9 +50,9 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
         return None
     images: dict[str, Any] = {"data": data["fingerprint"]}
     try:
-        with (Path(path) / "images.npz").open("rb") as file, np.load(file, allow_pickle=False) as noted:
-            images["images"] = int(noted["count"])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        (count,) = read_arrays(Path(path) / "images.npz", "count")
+        images["images"] = int(count)
+    except (OSError, ValueError, KeyError, TypeError):
         pass  # of an early version
     resumed = environment.get("resumed", [])
     extended = [entry["extended_from"] for entry in resumed if isinstance(entry, dict) and "extended_from" in entry]

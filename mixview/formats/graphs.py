@@ -5,9 +5,11 @@ they can be read back without running anything (`mixview.formats.importing`).
 """
 
 import json
+import math
 import struct
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mixview.archives import open_archive, unpacked_limit
 from mixview.backbones import library
 from mixview.formats.written import Cargo, Written, join_lines
 
@@ -94,17 +97,24 @@ def read_onnx(path: Path) -> tuple[dict[str, Tensor], str | None]:
 def read_torch_export(path: Path) -> tuple[dict[str, Tensor], str | None]:
     """The weights of a .pt2 archive by name, and mixview's header, from the raw bytes: its graph is not looked at."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path) as archive:
             names = {name.partition("/")[2]: name for name in archive.namelist()}
+            left = unpacked_limit(4 * path.stat().st_size)  # tensors may share their bytes, and a few do
             config = json.loads(archive.read(names["data/weights/model_weights_config.json"]))["config"]
             tensors = {}
             for name, entry in config.items():
                 if entry["use_pickle"]:
                     raise ValueError(f"{name} is pickled, and unpickling would run code")
                 tensors[name] = from_bytes(archive.read(names[f"data/weights/{entry['path_name']}"]), entry)
+                left -= tensors[name].nbytes
+                if left < 0:
+                    raise ValueError("its tensors are larger than the file")
             held = names.get(f"extra/{HEADER_FILE}")
             return tensors, archive.read(held).decode() if held else None
-    except (KeyError, TypeError, ValueError, OSError, struct.error, zipfile.BadZipFile) as error:
+    except (
+        KeyError, TypeError, ValueError, AttributeError, OSError, RuntimeError, OverflowError, struct.error,
+        zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"{path} cannot be read as a torch.export archive of plain weights ({error}): export the encoder again, or "
             "import another format of it"
@@ -118,6 +128,7 @@ def from_bytes(content: bytes, entry: dict[str, Any]) -> Tensor:
     kind, offset = DTYPES[meta["dtype"]], int(meta["storage_offset"]["as_int"])
     flat = torch.frombuffer(bytearray(content), dtype=kind) if content else torch.empty(0, dtype=kind)
     reach = 1 + offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    if min([*sizes, *strides, offset], default=0) < 0 or (0 not in sizes and reach > len(flat)):
+    count = math.prod(sizes)  # one number may not stand for many, by a stride of 0
+    if min([*sizes, *strides, offset], default=0) < 0 or (count and max(reach, count) > len(flat)):
         raise ValueError("a tensor is larger than its bytes")
     return flat.as_strided(sizes, strides, offset).clone(memory_format=torch.contiguous_format)

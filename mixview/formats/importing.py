@@ -8,6 +8,7 @@ tried, or `--backbone` names it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from mixview import backbones
 from mixview.backbones import Spec
 from mixview.evaluate.encoders import USUAL_SIZE
-from mixview.export import read_header, rebuild, save_encoder
+from mixview.export import check_size, read_header, rebuild, save_encoder
 from mixview.formats import detectron2, graphs, huggingface
+from mixview.pickles import read_torch
 
 SMALL_SIZE = 32
 """What an encoder with the small stem is taken to be for, where nothing says it."""
@@ -61,7 +63,7 @@ class Import:
         if text is not None and self.backbone is None:
             header = read_header(path, {"mixview": text})
             spec: Spec = header["spec"]
-            encoder = rebuild(path, spec, trust=False)
+            encoder = rebuild(path, spec, trust=False, tensors=tensors)
             load_all(encoder, tensors, path, str(spec["name"]))
             if self.size is not None:
                 spec = spec | {"size": self.size}
@@ -74,7 +76,9 @@ class Import:
         if self.backbone is not None and size <= backbones.SMALL_IMAGE:
             stem = "auto"
         with torch.random.fork_rng(devices=[]):
-            encoder, name, resolved, _ = backbones.construct(backbone, size=size, channels=self.channels, stem=stem)
+            construct = partial(backbones.construct, backbone, size=size, channels=self.channels, stem=stem)
+            check_size(path, backbone, construct, tensors)
+            encoder, name, resolved, _ = construct()
         note = backbones.load_weights(encoder, tensors, str(path), name)
         width = backbones.measure(encoder, name, size=size, channels=self.channels)
         spec = {"name": name, "size": size, "channels": self.channels, "stem": resolved, "feature_dim": width}
@@ -128,7 +132,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
 
 def header_of_torch_file(path: Path) -> str | None:
     """What `mixview export` left beside the tensors, where state dicts keep what is no tensor."""
-    held = torch.load(path, map_location="cpu", weights_only=True)
+    held = read_torch(path)
     entry = getattr(held, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None
 
