@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from mixview import export
 from mixview.backbones import Backbone, build
-from mixview.export import load_encoder, save_encoder
+from mixview.export import load_encoder, save_encoder, write_header
 
 
 def disturbed(backbone: Backbone) -> Backbone:
@@ -203,3 +204,21 @@ def test_the_header_is_readable_by_others(file: Path) -> None:
     with safe_open(file, framework="pt") as held:
         metadata = held.metadata()
     assert json.loads(metadata["mixview"])["spec"] == SPEC
+
+
+def test_a_header_that_names_a_network_of_billions(tmp_path: Path) -> None:
+    spec = {"name": "timm/vit_giant_patch14_224", "size": 224, "channels": 3, "stem": "standard", "feature_dim": 1408}
+    path = tmp_path / "encoder.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"mixview": write_header(spec, {})})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"1 tensors of .* do not fit timm/vit_giant"):
+        load_encoder(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kilobytes; it would be four million
+
+
+def test_a_header_that_speaks_of_images_too_large_to_try(tmp_path: Path) -> None:
+    spec = {"name": "small", "size": 4096, "channels": 4096, "stem": "small", "feature_dim": 256}
+    path = tmp_path / "encoder.safetensors"
+    save_file({"a": torch.zeros(1)}, path, {"mixview": write_header(spec, {})})
+    with pytest.raises(ValueError, match="is damaged"):
+        load_encoder(path)

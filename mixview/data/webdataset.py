@@ -46,6 +46,7 @@ INDEX_FORMAT = 1
 MAX_SHARDS = 1_000_000
 """What a pattern may name."""
 MAX_BRACES = 8
+BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", re.ASCII)
 
 
 @final
@@ -285,14 +286,17 @@ def expand_shards(pattern: str) -> list[str]:
     """All the shards that a pattern names."""
     if pattern.count("{") > MAX_BRACES:
         raise SourceError(f"{pattern[:200]} has more than {MAX_BRACES} braces: write a pattern with fewer")
-    specs = list(itertools.islice(expand_braces(pattern), MAX_SHARDS + 1))
-    if len(specs) > MAX_SHARDS:
+    count = 1
+    for first, last, choices in BRACES.findall(pattern):
+        count *= choices.count(",") + 1 if choices else int(last) - int(first) + 1
+    specs = list(itertools.islice(expand_braces(pattern), MAX_SHARDS + 1)) if count <= MAX_SHARDS else []
+    if not 0 < len(specs) <= MAX_SHARDS:
         raise SourceError(f"{pattern} names more than {MAX_SHARDS} shards: count fewer")
     expanded = [each for spec in specs for each in ([spec] if is_url(spec) else find_local(spec))]
     if not expanded:
         raise SourceError(f"{pattern} matches no tar file: check the pattern")
-    twice, count = Counter(map(shard_name, expanded)).most_common(1)[0]
-    if count > 1:
+    twice, times = Counter(map(shard_name, expanded)).most_common(1)[0]
+    if times > 1:
         raise SourceError(f"{pattern} names two shards {twice}, whose images would bear the same names: rename one")
     return expanded
 
@@ -309,7 +313,7 @@ def find_local(spec: str) -> list[str]:
 
 def expand_braces(pattern: str) -> Iterator[str]:
     """As a shell does: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
-    match = re.search(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", pattern, re.ASCII)
+    match = BRACES.search(pattern)
     if match is None:
         yield pattern
         return

@@ -2,6 +2,7 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,10 @@ class Server(ThreadingHTTPServer):
         self.ranges = True
         self.version = '"1"'
         self.redirect: dict[str, str] = {}
+        self.content_range: str | None = None
+        """What to say of what is sent, with {start}, {stop} and {size}; by default the truth."""
+        self.drip: float | None = None
+        """Seconds between one byte and the next."""
 
     @property
     def url(self) -> str:
@@ -55,7 +60,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            told = self.server.content_range or "bytes {start}-{stop}/{size}"
+            self.send_header("Content-Range", told.format(start=start, stop=stop - 1, size=len(data)))
             body = data[start:stop]
         else:
             self.send_response(200)
@@ -68,6 +74,11 @@ class Handler(BaseHTTPRequestHandler):
             if not self.server.always_drop:
                 self.server.drop_after = None
             body = body[:limit]
+        if self.server.drip is not None:
+            for byte in body:
+                self.wfile.write(bytes([byte]))
+                time.sleep(self.server.drip)
+            return
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -1,11 +1,16 @@
 """`.npz` files of arrays and of encoded files."""
 
+import io
 import pickle
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mixview import archives
+from mixview.archives import read_arrays
 from mixview.data.arrays import Npz
 from mixview.data.reading import STRICT, Reader
 from mixview.data.source import SourceError
@@ -107,3 +112,39 @@ def test_real_cifar() -> None:
     assert source.classes is not None
     assert source.classes[3] == "cat"
     assert Reader(source, tolerance=STRICT)[19_999].pixels.shape == (32, 32, 3)
+
+
+def bomb(path: Path, header: dict[str, Any], content: bytes = b"", name: str = "images.npy") -> Path:
+    """An .npz whose array says more of itself than it holds."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": "|u1", "fortran_order": False, "shape": (1,), **header})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, buffer.getvalue() + content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"shape": (10**6, 1000, 1000, 3)},
+        {"shape": (2**40, 2**40)},
+        {"shape": (2**32, 2**32, 1, 1)},
+        {"shape": (5, 8, 8, 3), "descr": "<f8"},
+        {"shape": (0,)},
+    ],
+)
+def test_a_header_that_speaks_of_more_than_there_is(tmp_path: Path, header: dict[str, Any]) -> None:
+    with refuses(SourceError, "header speaks of|has the shape"):
+        Npz(bomb(tmp_path / "a.npz", header, bytes(100)))
+
+
+def test_what_unpacks_to_far_more_than_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 16)
+    size = 1 << 20
+    path = bomb(tmp_path / "a.npz", {"shape": (size // 64, 8, 8)}, bytes(size))
+    with refuses(SourceError, "would unpack"):
+        Npz(path)
+    with pytest.raises(ValueError, match="would unpack"):
+        read_arrays(path, "images")
+    monkeypatch.undo()
+    assert len(Npz(path)) == size // 64

@@ -2,6 +2,7 @@
 
 import io
 import random
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -113,3 +114,63 @@ def test_redirects_are_followed(server: Server) -> None:
 def test_other_addresses_are_refused(url: str) -> None:
     with refuses(SourceError, "not an http"):
         RemoteFile(url)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "bytes {start}-999999999999/9999999999999",  # more than was asked for: it would be kept in memory
+        "bytes {start}-0/{size}",  # ends before it starts: it would be asked for for ever
+        "bytes {start}-{stop}/5",
+        "bytes {start}-{stop}/" + "9" * 5000,
+        "bytes 7-{stop}/{size}",
+        "bytes {start}-{stop}/*",
+        "octets",
+    ],
+)
+def test_an_answer_to_another_question_is_refused(server: Server, told: str) -> None:
+    file = RemoteFile(f"{server.url}/a")
+    server.content_range = told
+    server.requests.clear()
+    with refuses(SourceError, "the server of", "another server"):
+        file.read_at(1_000_000, 10)
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_sends_a_byte_at_a_time_is_given_up_on(server: Server) -> None:
+    file = RemoteFile(f"{server.url}/a", retries=3)
+    server.content_range = "bytes {start}-{start}/{size}"
+    server.requests.clear()
+    with refuses(SourceError, "failed 4 times in a row", "it sent 1 bytes"):
+        file.read_at(1_000_000, 10)
+    assert len(server.requests) == 4
+
+
+def test_a_slow_drip_ends() -> None:
+    """A timeout of the socket's own begins anew with every byte."""
+    with serving() as server:
+        server.files["/a"] = DATA
+        file = RemoteFile(f"{server.url}/a", timeout=0.1, retries=0)
+        server.drip = 0.01
+        begin = time.monotonic()
+        with refuses(SourceError, "failed 1 times", "bytes in 0 seconds"):
+            file.read_at(1_000_000, 10)
+        assert time.monotonic() - begin < 5
+        server.drip = None
+        assert file.read_at(2_000_000, 10) == DATA[2_000_000:2_000_010]
+
+
+def test_what_no_image_is_as_large_as_is_not_asked_for(server: Server) -> None:
+    server.content_range = "bytes {start}-{stop}/999999999999999"
+    file = RemoteFile(f"{server.url}/a")
+    server.requests.clear()
+    with refuses(SourceError, "in one piece", "check the file"):
+        file.read_at(0, 1 << 40)
+    assert not server.requests
+
+
+def test_redirects_lead_to_web_servers_only(server: Server) -> None:
+    for place in ("ftp://127.0.0.1/a", "file:///etc/passwd"):
+        server.redirect["/away"] = place
+        with refuses(SourceError, "/away"):
+            RemoteFile(f"{server.url}/away", retries=0)

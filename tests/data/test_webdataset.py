@@ -1,5 +1,6 @@
 """Tar shards, on disk and from a server that drops connections."""
 
+import os
 import pickle
 import random
 import tarfile
@@ -10,7 +11,7 @@ import pytest
 
 from mixview.data import remote, webdataset
 from mixview.data.source import BadImage, SourceError
-from mixview.data.webdataset import WebDataset, expand_braces, locate
+from mixview.data.webdataset import WebDataset, expand_braces, expand_shards, locate
 from tests.data.serving import Server, serving
 from tests.data.writing import encode, refuses, tar, write
 
@@ -210,3 +211,59 @@ def test_a_folder_of_shards_is_recognised(folder: Path, tmp_path: Path) -> None:
     assert locate(folder) == folder
     write(folder / "a.png")
     assert locate(folder) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a-{000..999999999}.tar", "http://127.0.0.1:9/{0..99999}{0..99999}.tar", "{a,b}" * 2000 + ".tar", "{0..9}" * 9],
+)
+def test_a_pattern_is_counted_before_it_is_expanded(pattern: str) -> None:
+    with refuses(SourceError, "more than"):
+        expand_shards(pattern)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
+def test_a_shard_that_is_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.tar")
+    with refuses(SourceError, "not a regular file"):
+        WebDataset(tmp_path / "a.tar", cache=tmp_path / "cache")
+
+
+def header(name: str, size: bytes, kind: bytes = b"0") -> bytes:
+    """One block of a tar file that says what it likes."""
+    block = bytearray(512)
+    block[: len(name)] = name.encode()
+    block[100:108] = b"0000644\0"
+    block[124:136] = size
+    block[156:157] = kind
+    block[257:265] = b"ustar\x0000"
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        header("a", b"77777777777\0", b"x"),  # a header of eight gigabytes, which tarfile reads at once
+        header("a", b"\xff" * 11 + b"\x00", b"0") * 2,  # of a negative size, which leads back
+        header("a", b"\xff" * 11 + b"\x00", b"x") * 2,
+        header("a", b"\x80" + b"\xff" * 11),
+        header("a", b"%011o\0" % 512, b"L") * 3000,  # each the name of the next
+        b"\x1f\x8b" + bytes(600),
+    ],
+)
+def test_headers_that_lie(tmp_path: Path, content: bytes) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(content)
+        file.truncate(1 << 40)  # the disk need not hold what a file has
+    with refuses(SourceError, "a.tar"):
+        WebDataset(tmp_path / "a.tar", cache=tmp_path / "cache")
+
+
+def test_an_image_larger_than_any(tmp_path: Path) -> None:
+    with (tmp_path / "a.tar").open("wb") as file:
+        file.write(header("a.png", b"%011o\0" % (1 << 32)))
+        file.truncate(512 + (1 << 32) + 1024)
+    with pytest.raises(BadImage, match="more than any image"):
+        WebDataset(tmp_path / "a.tar", cache=tmp_path / "cache").read(0)

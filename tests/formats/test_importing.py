@@ -1,9 +1,11 @@
 """What is read from other programs: weights by name, nothing run, and what does not fit refused."""
 
 import json
+import os
 import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -12,6 +14,7 @@ import torchvision
 from safetensors.torch import save_file
 
 import mixview
+from mixview import archives
 from mixview.cli import main
 from mixview.export import load_encoder
 from mixview.formats.exporting import export
@@ -137,3 +140,61 @@ def test_an_archive_whose_tensors_are_larger_than_their_bytes(tmp_path: Path) ->
             other.writestr(name, content)
     with pytest.raises(ValueError, match="a tensor is larger than its bytes"):
         import_encoder(str(tmp_path / "b.pt2"))
+
+
+def test_a_tensor_of_one_number_that_stands_for_many(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": torch.zeros(1).expand(10**6, 10**6)}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"does not hold all of the tensor conv1.weight .*contiguous"):
+        import_encoder(str(tmp_path / "a.pth"), out=str(tmp_path / "b.safetensors"))
+    meta = {"conv1.weight": torch.zeros(10**6, 10**6, device="meta")}
+    torch.save(meta, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match="does not hold all"):
+        import_encoder(str(tmp_path / "a.pth"), out=str(tmp_path / "b.safetensors"))
+
+
+def test_a_torch_file_that_unpacks_to_far_more_than_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 16)
+    torch.save({"a": torch.zeros(1 << 18)}, tmp_path / "a.pth")
+    with zipfile.ZipFile(tmp_path / "a.pth") as stored, zipfile.ZipFile(tmp_path / "b.pth", "w", 8) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    with pytest.raises(ValueError, match="would unpack"):
+        import_encoder(str(tmp_path / "b.pth"), out=str(tmp_path / "b.safetensors"))
+
+
+class Harmful:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("false",)
+
+
+def test_torch_s_advice_to_trust_a_file_is_not_passed_on(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1), "b": Harmful()}, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"cannot be read as tensors alone \(it asks for \w+.system\)") as caught:
+        import_encoder(str(tmp_path / "a.pth"), out=str(tmp_path / "b.safetensors"))
+    for word in ("weights_only", "trusted", "safe_globals"):
+        assert word not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "packed"), [((10**5, 10**5), (0, 0), False), ((4,), (1,), False), ((1 << 18,), (1,), True)]
+)
+def test_a_pt2_that_says_more_than_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], strides: tuple[int, ...], packed: bool
+) -> None:
+    monkeypatch.setattr(archives, "FREE_BYTES", 1 << 16)
+    meta = {"dtype": 7, "storage_offset": {"as_int": 0}}
+    meta |= {key: [{"as_int": each} for each in values] for key, values in (("sizes", sizes), ("strides", strides))}
+    config = {"config": {"a": {"path_name": "weight_0", "use_pickle": False, "tensor_meta": meta}}}
+    content = bytes(1 << 20) if packed else bytes(4)
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x/data/weights/model_weights_config.json", json.dumps(config))
+        archive.writestr("x/data/weights/weight_0", content)
+    with pytest.raises(ValueError, match=r"torch.export archive of plain weights"):
+        import_encoder(str(tmp_path / "a.pt2"), out=str(tmp_path / "b.safetensors"))
+
+
+def test_a_config_that_names_a_network_of_billions(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architecture": "vit_giant_patch14_224"}')
+    with pytest.raises(ValueError, match=r"do not fit timm/vit_giant_patch14_224.* 1011\.\d million"):
+        import_encoder(str(tmp_path), out=str(tmp_path / "b.safetensors"))
