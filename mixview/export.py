@@ -132,9 +132,7 @@ def check_spec(spec: Any) -> Spec | None:
     return cast(Spec, spec)
 
 
-def rebuild(
-    file: Path | str, spec: Spec, trust: bool, tensors: Mapping[str, Tensor] | None = None
-) -> nn.Module:
+def rebuild(file: Path | str, spec: Spec, trust: bool, tensors: Mapping[str, Tensor] | None = None) -> nn.Module:
     """The module of a spec, with random weights; the global generator stays where it was.
 
     Args:
@@ -184,8 +182,8 @@ def check_size(
     held = sum(tensor.numel() for tensor in tensors.values())
     if needed > 2 * held + MAX_UNKNOWN:
         raise ValueError(
-            f"the {len(tensors)} tensors of {file} do not fit {name}: they are {held / 1e6:.1f} million numbers, and it "
-            f"has {needed / 1e6:.1f} million; give the file that was exported, or the right --backbone"
+            f"the {len(tensors)} tensors of {file} do not fit {name}: they are {held / 1e6:.1f} million numbers, and "
+            f"it has {needed / 1e6:.1f} million; give the file that was exported, or the right --backbone"
         )
 
 

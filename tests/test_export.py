@@ -213,7 +213,9 @@ def test_a_header_that_names_a_network_of_billions(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"1 tensors of .* do not fit timm/vit_giant"):
         load_encoder(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kilobytes; it would be four million
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
+    )  # kilobytes; it would be four million
 
 
 def test_a_header_that_speaks_of_images_too_large_to_try(tmp_path: Path) -> None:

@@ -24,15 +24,18 @@ ALLOWED = {
     "atomic": set(),
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
-    "data": {"data", "mixing", "pickles"},
+    "archives": set(),
+    "terminal": set(),
+    "data": {"data", "mixing", "pickles", "archives", "terminal"},
     # The protocols that train are runs as pretraining's is: `RUNS` says what of it they may know.
-    "evaluate": {"evaluate", "train", "data", "nn", "distributed", "mixing", "backbones", "export"},
-    "backbones": set(),
+    "evaluate": {"evaluate", "train", "data", "nn", "distributed", "mixing", "backbones", "export", "archives"},
+    "backbones": {"pickles"},
     "export": {"atomic", "backbones"},
     "detectron2": {"export", "pickles"},
-    "pickles": set(),
+    "pickles": {"archives"},
     "using": {"using", "evaluate", "data", "atomic", "backbones"},
-    "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2"},
+    "formats": {"formats", "using", "evaluate", "data", "atomic", "backbones", "export", "detectron2", "archives"}
+    | {"pickles"},
     # A study ends in a page of the report's.
     "study": {"study", "train", "evaluate", "methods", "data", "nn", "mixing", "atomic", "backbones", "report"},
     "train": {"train", "evaluate", "methods", "data", "objective", "nn", "mixing", "either", "atomic", "backbones"}

@@ -145,7 +145,7 @@ class Coco(ImageFiles):
         segmentations = [each.segmentation for each in annotations]
         sizes = self._sizes[self._images].tolist()
         self._shapes = PackedStrings(
-            pack_segmentation(each, *size, path) for each, size in zip(annotations, sizes, strict=True)
+            pack_segmentation(each, size[0], size[1], path) for each, size in zip(annotations, sizes, strict=True)
         )
         # What has no area has no outline either; a set without any outline has no masks at all.
         empty = (self._boxes[:, 2:] <= self._boxes[:, :2]).any(1)

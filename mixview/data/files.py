@@ -145,7 +145,9 @@ def holds_runs_only(folder: Path) -> bool:
     try:
         shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
         first = next(shown, None)
-        return first is not None and all(each.is_dir() and is_run_folder(each) for each in itertools.chain([first], shown))
+        return first is not None and all(
+            each.is_dir() and is_run_folder(each) for each in itertools.chain([first], shown)
+        )
     except OSError:
         return False
 
@@ -465,9 +467,7 @@ MAX_LABEL = 100_000
 """What numbers classes from 0 needs no larger one; what has larger ones holds something else."""
 
 
-def number_labels(
-    labels: Sequence[str], path: str | Path
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
+def number_labels(labels: Sequence[str], path: str | Path) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
     """Labels that are numbers as they are, without names; labels that are words numbered in their sorted order.
 
     Args:

@@ -200,7 +200,9 @@ def explain_lost_worker(error: RuntimeError) -> WorkerDied | None:
 
     torch raises it wherever the main process is at that moment, in the middle of a training step as well.
     """
-    found = re.match(r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error))
+    found = re.match(
+        r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error)
+    )
     return found and WorkerDied(
         f"a process that reads images died ({found[2]}, process {found[1]}): if memory is short, use fewer --workers; "
         "--workers 0 reads without such processes"
@@ -406,9 +408,7 @@ class OnDevice:
         device: where to.
     """
 
-    def __init__(
-        self, parcels: Loader, augmentations: tuple[Augmentation, Augmentation], device: torch.device
-    ) -> None:
+    def __init__(self, parcels: Loader, augmentations: tuple[Augmentation, Augmentation], device: torch.device) -> None:
         self.parcels = parcels
         self.augmentations = augmentations
         self.device = device

@@ -14,7 +14,15 @@ import msgspec
 
 from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.arrays import Npz
-from mixview.data.files import ClassFolders, FileList, Folder, enter_split, looks_like_classes, require_folder, subfolders
+from mixview.data.files import (
+    ClassFolders,
+    FileList,
+    Folder,
+    enter_split,
+    looks_like_classes,
+    require_folder,
+    subfolders,
+)
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import parse_range, take_range
 
@@ -117,8 +125,8 @@ def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *plac
             raise SourceError(f"a source of kind {kind} has no option {name!r}: {nearest(name, known)}")
     if not isinstance(options.get("cache", False), bool):
         raise SourceError(
-            f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set MIXVIEW_CACHE to "
-            "the folder"
+            f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
+            "MIXVIEW_CACHE to the folder"
         )
     check_types(kind, make, options)
     return make(*place, **options)
@@ -131,7 +139,7 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
         if isinstance(value, int | float | str | list | dict | None):
             try:
                 # A path is given as text.
-                msgspec.convert(value, Union[tuple(each for each in choices(hints[name]) if each is not Path)])
+                msgspec.convert(value, Union[tuple(each for each in choices(hints[name]) if each is not Path)])  # noqa: UP007
             except msgspec.ValidationError as error:
                 said = str(error).replace("`", "").lower()
                 raise SourceError(f"{name} {value!r} does not fit a source of kind {kind}: {said}") from None

@@ -18,7 +18,7 @@ NEAR = 1024 * 1024
 """A read that begins within this much behind the last one goes on reading; anything else jumps."""
 
 MAX_READ = 1 << 29
-"""Bytes that are asked for at once, half a gigabyte: no image is larger, and what a shard says of itself may be a lie."""
+"""Bytes that are asked for at once, no image is larger, and what a shard says of itself may be wrong."""
 MIN_RATE = 1024
 """Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
 MIN_PROGRESS = 1024

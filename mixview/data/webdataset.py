@@ -181,9 +181,7 @@ class WebDataset(Source):
                 status = os.fstat(file.fileno())
                 state, shard = f"{status.st_size}/{status.st_mtime_ns}", str(Path(shard).resolve())
         except OSError as error:
-            raise SourceError(
-                f"there is no shard {shard} ({error.strerror or error}): check the pattern"
-            ) from error
+            raise SourceError(f"there is no shard {shard} ({error.strerror or error}): check the pattern") from error
         with file:
             key = hashlib.blake2b(f"{INDEX_FORMAT}/{shard}/{state}".encode(), digest_size=16).hexdigest()
             path = folder / f"{key}.npz"

@@ -97,9 +97,7 @@ def predict(
         classes: what the classes of the source are among those of the detector.
     """
     own = list(range(fabric.global_rank, len(source), fabric.world_size))
-    loader = Loader(
-        Questions(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None
-    )
+    loader = Loader(Questions(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None)
     judged = Judged([], [], [])
     detector.eval()
     with bar("asking", len(own)) as advance, fabric.autocast():

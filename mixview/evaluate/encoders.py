@@ -58,8 +58,8 @@ class Subject:
         for name, tensor in self.encoder.state_dict().items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise ValueError(
-                    f"the weights {name} in {file} contain NaN or infinity, as after a loss that diverged: give an earlier "
-                    "encoder, or train it again with a lower learning rate"
+                    f"the weights {name} in {file} contain NaN or infinity, as after a loss that diverged: give an "
+                    "earlier encoder, or train it again with a lower learning rate"
                 )
         return self
 

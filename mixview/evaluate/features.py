@@ -184,7 +184,9 @@ def extract(
     if rank == 0:
         reader = image_reader(subject, source)
         for bad in np.flatnonzero(~good).tolist():
-            reader[bad]  # names it, and stops when there are too many, whether they were met now or by an earlier command
+            reader[
+                bad
+            ]  # names it, and stops when there are too many, whether they were met now or by an earlier command
     return Features(folder, np.flatnonzero(good), tuple(stages))
 
 
@@ -216,8 +218,8 @@ def fill(
         for stage in stages:
             if not bool(found[stage].isfinite().all()):
                 raise ValueError(
-                    f"the features ({stage}) of {subject.name} contain NaN or infinity: look for a loss that diverged, or "
-                    "for weights in half precision that overflow"
+                    f"the features ({stage}) of {subject.name} contain NaN or infinity: look for a loss that diverged, "
+                    "or for weights in half precision that overflow"
                 )
         rows = slice(block * BLOCK, block * BLOCK + len(images))
         for stage, array in arrays.items():

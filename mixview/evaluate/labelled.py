@@ -151,13 +151,13 @@ def single_labels(train: Source, test: Source, words: str) -> Parts:
 def class_names(source: Source, count: int) -> tuple[str, ...]:
     """The names of a source's classes; where they are numbers, these, as words."""
     if source.classes is not None and len(source.classes) < count:
-        raise SourceError(f"{source!r} has a label {count - 1} and names {len(source.classes)} classes: name all of them")
+        raise SourceError(
+            f"{source!r} has a label {count - 1} and names {len(source.classes)} classes: name all of them"
+        )
     return source.classes or tuple(str(number) for number in range(count))
 
 
-def places(
-    names: tuple[str, ...], classes: tuple[str, ...], used: Sequence[int], words: str
-) -> npt.NDArray[np.int64]:
+def places(names: tuple[str, ...], classes: tuple[str, ...], used: Sequence[int], words: str) -> npt.NDArray[np.int64]:
     """[names] where each class of the test part is among those of the training part, -1 where nowhere.
 
     Args:

@@ -170,12 +170,17 @@ def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> 
     schema = schema.with_metadata({"mixview": json.dumps(about, ensure_ascii=False)})
     with pq.ParquetWriter(file, schema) as writer:
         for some in parts(embedded):
-            values: list[Any] = [[embedded.source.name(index) for index in some.tolist()]]
+            values: list[Any] = [[as_unicode(embedded.source.name(index)) for index in some.tolist()]]
             if labels is not None:
                 values.append([labels[1][index] for index in some.tolist()])
             flat = np.ascontiguousarray(rows[some]).reshape(-1)
             values.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), width))
             writer.write_table(pa.table(values, schema=schema))
+
+
+def as_unicode(name: str) -> str:
+    """A file name for a format that knows Unicode only: bytes that are none, as \\xff."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def write_npy(file: BinaryIO, embedded: Embedded) -> None:

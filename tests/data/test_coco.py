@@ -143,7 +143,12 @@ def test_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("[1, 2", ["not a COCO file"]), ("{", ["cannot be read"]), ("[]", ["not a COCO file"]), ('{"images": []}', ["`annotations`"])],
+    [
+        ("[1, 2", ["not a COCO file"]),
+        ("{", ["cannot be read"]),
+        ("[]", ["not a COCO file"]),
+        ('{"images": []}', ["`annotations`"]),
+    ],
 )
 def test_broken_files(tmp_path: Path, content: str, words: list[str]) -> None:
     root = write_coco(tmp_path)

@@ -2,18 +2,21 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from mixview.cli import main
 from mixview.evaluate import features as extraction
+from mixview.export import load_encoder, save_encoder
 from mixview.using import embedding
 from mixview.using.embedding import Embed, embed, read_features
-from tests.data.writing import needs_data, real, write, write_classes
+from tests.data.writing import encode, needs_data, real, write, write_classes
 from tests.evaluate.judged import run_folder
 
 
@@ -125,3 +128,20 @@ def test_real_photographs(run: Path, tmp_path: Path) -> None:
     assert features.shape == (100, 128)
     assert np.isfinite(features).all()
     assert "n01514668_cock.JPEG" in names
+
+
+def test_a_file_name_that_is_not_unicode(run: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "set" / os.fsdecode(b"\xff%d.png" % number), encode(number))
+    path = Embed(encoder=str(run), data=str(tmp_path / "set"), out=str(tmp_path / "a.parquet"), workers=0).run()
+    assert read_features(path)[0] == ["\\xff0.png", "\\xff1.png", "\\xff2.png"]
+
+
+def test_an_encoder_of_no_numbers_is_refused(run: Path, images: Path, tmp_path: Path) -> None:
+    encoder, header = load_encoder(run)
+    with torch.no_grad():
+        next(encoder.parameters()).fill_(float("nan"))
+    save_encoder(tmp_path / "encoder.safetensors", encoder, header["spec"], {})
+    for command in ("embed", "neighbours"):
+        with pytest.raises(SystemExit, match=r"encoder\.safetensors contain NaN"):
+            main([command, str(tmp_path / "encoder.safetensors"), "--data", str(images), "--workers", "0"])
