@@ -125,7 +125,7 @@ def allows(hint: Any, value: object) -> bool:
         return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
     if hint is str:
         return isinstance(value, str | os.PathLike)
-    if hint is bool or is_dataclass(hint):
+    if hint is bool or (isinstance(hint, type) and is_dataclass(hint)):
         return isinstance(value, hint)
     if origin in (list, tuple, Sequence):
         if not isinstance(value, list | tuple):
@@ -155,7 +155,7 @@ def describe(hint: Any) -> str:
         return f"a list, each {describe(arguments[0])}"
     if origin is dict:
         return "a dictionary of plain values"
-    return NAMES.get(hint) or getattr(hint, "__name__", str(hint))
+    return NAMES.get(hint) or str(getattr(hint, "__name__", hint))
 
 
 def suggest(hint: Any, value: object) -> str:

@@ -25,8 +25,7 @@ ALLOWED = {
     "distributed": {"mixing"},
     "methods": {"mixing", "losses", "objective", "nn", "distributed", "methods"},
     "archives": set(),
-    "terminal": set(),
-    "data": {"data", "mixing", "pickles", "archives", "terminal"},
+    "data": {"data", "mixing", "pickles", "archives"},
     # The protocols that train are runs as pretraining's is: `RUNS` says what of it they may know.
     "evaluate": {"evaluate", "train", "data", "nn", "distributed", "mixing", "backbones", "export", "archives"},
     "backbones": {"pickles"},

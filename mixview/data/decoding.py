@@ -72,6 +72,9 @@ class Decoder:
     max_pixels: int = MAX_PIXELS
     """Larger images are refused before they are unpacked, so that a small file cannot fill the memory."""
 
+    channels: int | None = None
+    """Images that have another number are bad, where one is set: networks and batches take no two kinds."""
+
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
@@ -80,6 +83,13 @@ class Decoder:
 
     def __call__(self, data: bytes | Pixels, name: str = "image") -> Pixels:
         """The pixels of an encoded file, or of an array that already holds pixels; `name` is for the error message."""
+        pixels = self._decode(data, name)
+        if self.channels not in (None, pixels.shape[2]):
+            raise BadImage(name, f"has {pixels.shape[2]} channels, and images of {self.channels} are asked for")
+        return pixels
+
+    def _decode(self, data: bytes | Pixels, name: str) -> Pixels:
+        """The pixels, of whatever channels."""
         if isinstance(data, np.ndarray):
             return channels_as(self.mode, data, name)
         if data.startswith(JPEG_START) and self.mode != "palette":

@@ -4,13 +4,10 @@ import difflib
 import importlib
 import inspect
 import os
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, get_type_hints
 
 from mixview.data import cifar, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.arrays import Npz
@@ -25,6 +22,7 @@ from mixview.data.files import (
 )
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import parse_range, take_range
+from mixview.options import allows, describe
 
 SourceOptions = dict[str, str | bool | int | float | None]
 """Options of a source, as settings hold them: plain values, which no parser can take for anything else."""
@@ -136,18 +134,10 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
     """Raise if an option, as a file or a command line gives it, is of another type than the source takes."""
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
     for name, value in options.items():
-        if isinstance(value, int | float | str | list | dict | None):
-            try:
-                # A path is given as text.
-                msgspec.convert(value, Union[tuple(each for each in choices(hints[name]) if each is not Path)])  # noqa: UP007
-            except msgspec.ValidationError as error:
-                said = str(error).replace("`", "").lower()
-                raise SourceError(f"{name} {value!r} does not fit a source of kind {kind}: {said}") from None
-
-
-def choices(hint: Any) -> tuple[Any, ...]:
-    """The types of which a value may have one."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        if not allows(hints[name], value):
+            raise SourceError(
+                f"{name} {value!r} does not fit a source of kind {kind}: it must be {describe(hints[name])}"
+            )
 
 
 def recognise(spec: str | Path) -> tuple[str, str | Path]:

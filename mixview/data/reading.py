@@ -13,7 +13,12 @@ from mixview.data.source import BadImage, Pixels, Source, SourceError
 from mixview.terminal import printable, say
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
-"""How images are decoded for an encoder of so many channels; for other numbers, as they are stored."""
+
+
+def decoder_for(channels: int) -> Decoder:
+    """Decodes images for an encoder of so many channels; of other numbers than 1 and 3, images that are stored so."""
+    return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
+
 
 SMALL = 64
 """Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""

@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from mixview.data.decoding import Decoder
 from mixview.data.picture import COLOURS, INK, Row, contact_sheet, draw_objects, to_rgb
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Objects, Pixels, Source
 from mixview.detection.metrics import Floats, Rle, library
 from mixview.detection.predicting import Judged
@@ -22,7 +21,7 @@ SUREST = 3
 
 def draw_judged(judged: Judged, source: Source, classes: Sequence[str], count: int, channels: int = 3) -> Image.Image:
     """A sheet of `count` images, evenly over those that were judged: what is there above, what was found below."""
-    reader = Reader(source, Decoder(MODES.get(channels, "stored")))
+    reader = Reader(source, decoder_for(channels))
     chosen = np.unique(np.linspace(0, len(judged.indices) - 1, count).astype(int)).tolist()
     there, found, names, counts = [], [], [], []
     for place in chosen:

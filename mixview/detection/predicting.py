@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
-from mixview.data.decoding import Decoder
 from mixview.data.loading import Loader, to_tensor
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Objects, Source
 from mixview.detection.metrics import Detections, Truth, encode_masks
 from mixview.detection.targets import Sample, masks_of, objects_of
@@ -60,7 +59,7 @@ class Questions(Dataset[Any]):
     """Test images and what is in them; None for one that cannot be read."""
 
     def __init__(self, source: Source, indices: list[int], classes: Any, *, channels: int, masks: bool) -> None:
-        self.reader = Reader(source, Decoder(MODES.get(channels, "stored")))
+        self.reader = Reader(source, decoder_for(channels))
         self.indices = indices
         self.classes = classes
         self.masks = masks

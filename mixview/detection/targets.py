@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mixview.data.augmentation import view_generator
-from mixview.data.decoding import Decoder
 from mixview.data.loading import Batches, Key, Loader, to_tensor
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Objects, Source, SourceError
 from mixview.data.splits import Subset
 from mixview.detection.parts import Target
@@ -114,7 +113,7 @@ def training_loader(
     source: Source, batches: Batches, *, channels: int, masks: bool, seed: int, workers: int, pin_memory: bool
 ) -> Loader:
     """A loader of lists of samples, the same with any number of workers."""
-    reader = Reader(source, Decoder(MODES.get(channels, "stored")))
+    reader = Reader(source, decoder_for(channels))
     return Loader(
         Annotated(reader, masks=masks, seed=seed),
         workers=workers,

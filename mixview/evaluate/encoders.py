@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from mixview import backbones
 from mixview.backbones import Spec
 from mixview.data.augmentation import Normalise
-from mixview.data.decoding import Decoder
-from mixview.data.reading import MODES, Reader, natural_size
+from mixview.data.reading import Reader, decoder_for, natural_size
 from mixview.data.source import Source
 from mixview.evaluate.provenance import with_settings
 from mixview.evaluate.transforms import IMAGENET
@@ -119,7 +118,7 @@ class Encoding(Choice):
 
     def load_for(self, source: Source, seed: int = 0) -> Subject:
         """The encoder, for the images of a source."""
-        return self.load(natural_size(Reader(source, Decoder(MODES.get(self.channels, "stored")))), seed)
+        return self.load(natural_size(Reader(source, decoder_for(self.channels))), seed)
 
 
 class Pixels(nn.Module):

@@ -29,13 +29,13 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.utils.data import Dataset
 
 from mixview.data.cache import cache_folder, reserve
-from mixview.data.decoding import Decoder
 from mixview.data.loading import Loader, WorkerDied, default_workers, to_tensor
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import BadImage, Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.progress import Advance, bar
 from mixview.evaluate.transforms import Transform
+from mixview.train.devices import require_accelerator
 
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 
@@ -192,7 +192,7 @@ def extract(
 
 def image_reader(subject: Subject, source: Source) -> Reader:
     """The images of a source as an encoder takes them."""
-    return Reader(source, Decoder(MODES.get(subject.channels, "stored")))
+    return Reader(source, decoder_for(subject.channels))
 
 
 def fill(
@@ -332,6 +332,9 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
     """The device of a name; `auto` is an accelerator where there is one. With a number, or under torchrun, that one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", name) is None:
+        raise ValueError(f"there is no device {name!r}: give cpu, cuda, mps or auto")
+    require_accelerator(name.partition(":")[0])
     if name == "cuda":
         local = int(os.environ.get("LOCAL_RANK") or 0) if number is None else number
         return torch.device("cuda", local % max(torch.cuda.device_count(), 1))

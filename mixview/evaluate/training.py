@@ -24,9 +24,8 @@ from torch.utils.data import Dataset
 
 from mixview.data import fused
 from mixview.data.augmentation import Augmentation, Crop, Jitter, Normalise, view_generator
-from mixview.data.decoding import Decoder
 from mixview.data.loading import Batches, Key, Loader, default_workers
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Source
 from mixview.distributed import synchronize_batch_norm
 from mixview.evaluate.encoders import Subject
@@ -356,7 +355,7 @@ def train_classifier(
         if not network.frozen:
             groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        reader = Reader(task.train, Decoder(MODES.get(subject.channels, "stored")))
+        reader = Reader(task.train, decoder_for(subject.channels))
         images = Augmented(reader, subject.size, subject.normalise, work.seed, jitter, lighting)
         batch = schedule.batch
         if batch == len(reader):  # all of them, or as many as the processes can share equally

@@ -15,7 +15,7 @@ from torch import Tensor
 from mixview.atomic import atomic_write
 from mixview.data.cache import cache_folder
 from mixview.data.decoding import Decoder
-from mixview.data.reading import MODES
+from mixview.data.reading import decoder_for
 from mixview.data.source import Source
 from mixview.evaluate.encoders import Subject
 from mixview.evaluate.features import Features, extract
@@ -90,7 +90,7 @@ def embed(subject: Subject, source: Source, work: Work) -> Embedding:
 
 def decoder_of(subject: Subject) -> Decoder:
     """How images are decoded for an encoder."""
-    return Decoder(MODES.get(subject.channels, "stored"))
+    return decoder_for(subject.channels)
 
 
 def features_of(subject: Subject, source: Source, work: Work) -> Features:

@@ -10,7 +10,7 @@ from mixview.data.decoding import Decoder
 from mixview.data.fingerprint import explain_change
 from mixview.data.opening import open_source
 from mixview.data.picture import caption, to_rgb
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import BadImage, Pixels, Source, SourceError
 from mixview.data.splits import Subset
 from mixview.evaluate.progress import bar
@@ -138,5 +138,5 @@ def original_images(run: Run, data: Data, count: int) -> list[Pixels]:
     """The images whose views the picture of a run shows (see `Watcher`), as they are before they are augmented."""
     source = data.learned
     indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
-    reader = Reader(source, Decoder(MODES.get(int(run.config.get("channels") or 3), "stored")))
+    reader = Reader(source, decoder_for(int(run.config.get("channels") or 3)))
     return [to_rgb(reader[index].pixels) for index in indices]

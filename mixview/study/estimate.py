@@ -105,6 +105,7 @@ def images_of(cell: Cell) -> float:
     if given.data is None:
         return IMAGES
     try:
-        return float(len(open_source(given.data, given.split, **(given.data_options or {}))))
+        options: dict[str, Any] = {**(given.data_options or {})}
+        return float(len(open_source(given.data, given.split, **options)))
     except (SourceError, OSError):  # not there (yet): a cell that is run will say so
         return IMAGES

@@ -21,8 +21,8 @@ Accelerator = Literal["auto", "cpu", "cuda", "mps"]
 
 def require_accelerator(name: str) -> None:
     """Raise if this machine does not have the accelerator that is asked for."""
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if name in there and not there[name]():
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(name, True):
         raise ValueError(
             f"there is no {name} device that torch can use here: choose cpu or auto, or install its driver"
         )

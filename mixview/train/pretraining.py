@@ -14,10 +14,9 @@ from torch import nn
 
 from mixview import backbones
 from mixview.data.augmentation import named
-from mixview.data.decoding import Decoder
 from mixview.data.loading import Batches, default_workers, view_loader
 from mixview.data.opening import SourceOptions, open_source
-from mixview.data.reading import MODES, SMALL, Reader, natural_size
+from mixview.data.reading import SMALL, Reader, decoder_for, natural_size
 from mixview.data.source import Source, SourceError
 from mixview.distributed import synchronize_batch_norm
 from mixview.evaluate.provenance import encoder_settings
@@ -152,7 +151,7 @@ class Pretraining:
             )
         seconds_of(self.max_time)
         schedule_factor(self.optimizer, 0, self.epochs)
-        options = self.data_options or {}
+        options: dict[str, Any] = {**(self.data_options or {})}
         whole = open_source(self.data, self.split, **options)
         share, part = self.watch.hold_out, self.validation_split
         source, held, words = hold_out(whole, self.data, options, self.validation, share, self.seed, part)
@@ -164,7 +163,7 @@ class Pretraining:
             if held is None and (self.validation or part):
                 raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
             notes += [note] if note else []
-        reader = Reader(source, Decoder(MODES.get(self.channels, "stored")))
+        reader = Reader(source, decoder_for(self.channels))
         size = self.size or natural_size(reader)
         own = AUGMENTED_LIKE.get(self.method, self.method)
         augment = self.augment or (f"{own}-small" if size <= SMALL else own)

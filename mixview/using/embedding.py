@@ -68,7 +68,8 @@ class Embedding(Encoding):
         """Features of all the images, from the cache or made now."""
         if self.data is None:
             raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
-        source = open_source(self.data, self.split, **({"kind": self.kind} | (self.data_options or {})))
+        options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
+        source = open_source(self.data, self.split, **options)
         subject = self.load_for(source)
         transform = (Squash if self.shown == "squash" else CentreCrop)(subject.size, subject.normalise)
         features = extract(

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from mixview.atomic import atomic_write
-from mixview.data.decoding import Decoder
 from mixview.data.files import is_image_name, read_file
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
 from mixview.data.picture import Row, contact_sheet, to_rgb
-from mixview.data.reading import MODES, Reader
+from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Pixels, Source
 from mixview.evaluate.features import Staged, extract, launched, pick_device
 from mixview.evaluate.knn import Neighbours
@@ -132,9 +131,8 @@ class Looking(Embedding):
     def read_queries(self, query: str, embedded: Embedded) -> tuple[list[str], list[Pixels], Tensor]:
         """Names, pictures and features of what is looked for."""
         path = Path(query).expanduser()
-        mode = MODES.get(embedded.subject.channels, "stored")
         if is_image_name(path.name) and not path.is_dir():
-            pixels = Decoder(mode)(read_file(path, query), query)
+            pixels = decoder_for(embedded.subject.channels)(read_file(path, query), query)
             device = pick_device(self.device)
             module = Staged(embedded.subject.encoder, (self.stage,)).to(device).eval()
             with torch.inference_mode():
@@ -150,7 +148,7 @@ class Looking(Embedding):
             devices=self.devices,
             workers=self.workers,
         )
-        reader = Reader(source, Decoder(mode))
+        reader = Reader(source, decoder_for(embedded.subject.channels))
         kept = found.kept.tolist()
         pictures = [reader.decode(index) for index in kept[:ROWS]]
         return [source.name(index) for index in kept], pictures, found[self.stage]
@@ -258,7 +256,7 @@ def print_findings(found: Sequence[Finding], source: Source) -> None:
 
 def draw_rows(found: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:
     """The findings as rows of a contact sheet; what is longer than a row goes on in the next."""
-    reader = Reader(embedded.source, Decoder(MODES.get(embedded.subject.channels, "stored")))
+    reader = Reader(embedded.source, decoder_for(embedded.subject.channels))
     rows = []
     for finding in found[:ROWS]:
         for start in range(0, len(finding.images), COLUMNS):
