@@ -1,0 +1,51 @@
+"""The server of the cases, a sandbox for each, and one small finished run that they get copies of."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.harness import Sandbox, Server
+
+if sys.platform != "linux":
+    collect_ignore_glob = ["test_*.py"]  # /proc, setrlimit and audit events of Linux are what the harness is made of
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The process that cases are forked from."""
+    started = Server(os.environ["NUMBA_CACHE_DIR"], tmp_path_factory.mktemp("server"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
+    """A sandbox; large ones do not pile up."""
+    yield Sandbox(tmp_path / "box", server)
+    shutil.rmtree(tmp_path / "box", ignore_errors=True)
+
+
+PRETRAIN = (
+    *("pretrain", "--data", "scenes", "--data_options", '{"count": 32, "size": 16}', "--backbone", "small"),
+    *("--size", "16", "--batch", "16", "--epochs", "1", "--workers", "0", "--head.hidden", "16", "--head.dim", "8"),
+    *("--watch.tensorboard", "false", "--watch.estimate", "false", "--watch.look_every", "0"),
+)
+"""A pretraining of a second."""
+
+
+@pytest.fixture(scope="session")
+def finished(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of 32 images, made once; cases work on copies."""
+    made = Sandbox(tmp_path_factory.mktemp("finished") / "box", server)
+    made.run(*PRETRAIN, "--out", "out", seconds=60).succeeded(seconds=60)
+    return made.work / "out"
+
+
+@pytest.fixture
+def run(box: Sandbox, finished: Path) -> Path:
+    """A copy of the finished run, `run` in the working folder."""
+    return box.copy(finished, "run")
