@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 SECONDS = 10.0
 GIGABYTE = 1 << 30
 TRACEBACK = "Traceback (most recent call last)"
+LOGS = ("stdout", "stderr", "trespasses", "baseline")
 LINES = 3
 """Lines of an error: one sentence, wrapped perhaps, and one of usage."""
 
@@ -223,7 +224,7 @@ class Sandbox:
             path: of Python, in front of the usual.
         """
         self.count += 1
-        logs = {name: self.folder / "logs" / f"{name}-{self.count}" for name in ("stdout", "stderr", "trespasses")}
+        logs = {name: self.folder / "logs" / f"{name}-{self.count}" for name in LOGS}
         own = {
             "HOME": self.home,
             "TMPDIR": self.folder / "tmp",

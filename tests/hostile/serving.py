@@ -92,6 +92,7 @@ def run(case: dict[str, Any]) -> int:
     """What the process of a case does; its exit status, as the interpreter would have it."""
     from tests.hostile.watching import watch
 
+    Path(case["baseline"]).write_text(str(resident()))
     log = os.open(case["trespasses"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     watch(
         lambda line: void(os.write(log, f"{line}\n".encode(errors="backslashreplace"))),
@@ -137,11 +138,12 @@ def start(case: dict[str, Any]) -> int:
         os._exit(status)
 
 
-def follow(process: int, case: dict[str, Any], baseline: int) -> dict[str, Any]:
+def follow(process: int, case: dict[str, Any]) -> dict[str, Any]:
     """Wait for a case, send it what it is to be sent, and end its process group."""
     began = time.monotonic()
     sent = False
     timed_out = False
+    baseline = 0
     while True:
         ended, status, used = os.wait4(process, os.WNOHANG)
         if ended:
@@ -162,6 +164,8 @@ def follow(process: int, case: dict[str, Any], baseline: int) -> dict[str, Any]:
     seconds = time.monotonic() - began
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
+    with contextlib.suppress(OSError, ValueError):
+        baseline = int(Path(case["baseline"]).read_text())
     return {
         "status": os.waitstatus_to_exitcode(status),
         "seconds": seconds,
@@ -179,9 +183,7 @@ def main() -> None:
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         case = json.loads(line)
-        baseline = resident()
-        process = start(case)
-        print(json.dumps(follow(process, case, baseline)), file=answers, flush=True)
+        print(json.dumps(follow(start(case), case)), file=answers, flush=True)
 
 
 if __name__ == "__main__":

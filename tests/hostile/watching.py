@@ -51,7 +51,7 @@ def watch(record: Callable[[str], None], allowed: Sequence[Path], servers: Seque
             if MARKER in f"{arguments!r}" or Path(os.fsdecode(words[0])).name not in ASKED_BY_LIBRARIES:
                 record(f"subprocess.Popen ran {arguments[:2]!r:.300}")
         elif event == "pickle.find_class":
-            module, name = arguments[1], arguments[2]
+            module, name = arguments[-2:]
             if str(module).partition(".")[0] in FORBIDDEN_NAMES and name not in DATA_NAMES:
                 record(f"a pickle named {module}.{name}")
         elif event == "import":
