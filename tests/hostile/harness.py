@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from tests.hostile.watching import MARKER
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,6 +33,12 @@ TRACEBACK = "Traceback (most recent call last)"
 LOGS = ("stdout", "stderr", "trespasses", "baseline")
 LINES = 3
 """Lines of an error: one sentence, wrapped perhaps, and one of usage."""
+
+
+def sometimes(values: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
+    """Parameters, of which all but a few are for `make test-slow`."""
+    quick = list(quick)
+    return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in values]
 
 
 class Server:
@@ -163,7 +171,7 @@ class Sandbox:
         self.home = folder / "home"
         self.marker = folder / MARKER
         self.count = 0
-        for name in ("work", "home", "tmp", "cache", "canary/inner", "logs"):
+        for name in ("work/out", "home", "tmp", "cache", "canary/inner", "logs"):
             (folder / name).mkdir(parents=True)
         (self.canary / "precious.txt").write_text("precious")
         (self.canary / "inner" / "precious.bin").write_bytes(bytes(range(256)))
@@ -242,6 +250,7 @@ class Sandbox:
                 **case,
                 **{name: str(path) for name, path in logs.items()},
                 "folder": str(self.work),
+                "sandbox": str(self.folder),
                 "environment": {name: str(value) for name, value in own.items()} | (environment or {}),
                 "unset": ["MIXVIEW_DATA", "PYTHONPATH"],
                 "allowed": [str(each) for each in allowed],

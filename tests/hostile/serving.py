@@ -97,6 +97,7 @@ def run(case: dict[str, Any]) -> int:
     watch(
         lambda line: void(os.write(log, f"{line}\n".encode(errors="backslashreplace"))),
         [Path(each) for each in case["allowed"]],
+        Path(case["sandbox"]),
         [(host, port) for host, port in case["servers"]],
     )
     try:

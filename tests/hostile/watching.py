@@ -22,26 +22,36 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self", f"/proc/{os.getpid()}")
 
 
-def watch(record: Callable[[str], None], allowed: Sequence[Path], servers: Sequence[tuple[str, int]]) -> None:
+class Stopped(OSError):
+    """What a trespass out of the sandbox, into the network or the machine's own folders, ends in."""
+
+
+def watch(
+    record: Callable[[str], None], allowed: Sequence[Path], sandbox: Path, servers: Sequence[tuple[str, int]]
+) -> None:
     """Record what this process must not do, from now until it ends: an audit hook cannot be taken off.
 
     Args:
         record: is told of each trespass in one line.
         allowed: folders and files that may be written to.
+        sandbox: what is outside of it is not only recorded, but kept from being touched.
         servers: host and port that may be connected to.
     """
     roots = [os.path.realpath(path) for path in allowed] + list(DEVICES)
+    fence = os.path.realpath(sandbox)
     busy = False
 
-    def inside(path: Any, follow: bool) -> bool:
+    def touched(event: str, path: Any, follow: bool = False) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return
         text = os.fsdecode(path)
         folder, name = os.path.split(os.path.abspath(text))
         real = os.path.realpath(text) if follow else os.path.join(os.path.realpath(folder), name)  # noqa: PTH118
-        return any(real == root or real.startswith(f"{root}{os.sep}") for root in roots)
-
-    def touched(event: str, path: Any, follow: bool = False) -> None:
-        if isinstance(path, str | bytes | os.PathLike) and not inside(path, follow):
-            record(f"{event} outside of the given folders: {os.fsdecode(path)!r}")
+        if any(real == root or real.startswith(f"{root}{os.sep}") for root in roots):
+            return
+        record(f"{event} outside of the given folders: {text!r}")
+        if not real.startswith(f"{fence}{os.sep}"):
+            raise Stopped(f"{text} is outside of the sandbox")
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event in STARTS_A_PROGRAM:
@@ -69,9 +79,11 @@ def watch(record: Callable[[str], None], allowed: Sequence[Path], servers: Seque
             address = arguments[1]
             if isinstance(address, tuple) and (address[0], address[1]) not in servers:
                 record(f"connected to {address!r}")
+                raise Stopped("no network")
         elif event == "socket.getaddrinfo":
             if arguments[0] not in (None, "localhost", "127.0.0.1", "::1", *(host for host, _ in servers)):
                 record(f"asked for the address of {arguments[0]!r}")
+                raise Stopped("no network")
         elif event == "open":
             path, mode, flags = arguments
             writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & WRITING)
@@ -80,7 +92,8 @@ def watch(record: Callable[[str], None], allowed: Sequence[Path], servers: Seque
             if writes and not (no_follow and isinstance(path, str) and not os.path.isabs(path)):
                 touched("open for writing", path, follow=not no_follow)
         elif event in ("os.mkdir", "os.rmdir", "os.remove", "os.mkfifo", "os.mknod", "shutil.rmtree"):
-            if len(arguments) < 2 or arguments[-1] in (-1, None) or event == "os.mkdir":
+            relative = len(arguments) > 1 and arguments[-1] not in (-1, None)  # to a folder's descriptor
+            if not relative and not (event == "os.mkdir" and os.path.isdir(arguments[0])):
                 touched(event, arguments[0])
         elif event in ("os.truncate", "os.chmod", "os.chown", "os.utime"):
             touched(event, arguments[0], follow=True)
@@ -98,6 +111,8 @@ def watch(record: Callable[[str], None], allowed: Sequence[Path], servers: Seque
         busy = True
         try:
             look(event, arguments)
+        except Stopped:
+            raise
         except Exception as error:  # never in the way of what is watched
             record(f"the hook failed at {event}: {type(error).__name__}: {error}")
         finally:
