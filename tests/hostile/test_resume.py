@@ -181,7 +181,7 @@ DAMAGED = {
 CASES = [(name, text) for name, texts in DAMAGED.items() for text in texts]
 
 
-@pytest.mark.parametrize(("name", "text"), sometimes([], []) or [
+@pytest.mark.parametrize(("name", "text"), [
     pytest.param(name, text, id=f"{name}-{number}", marks=() if number % 2 == 0 else pytest.mark.slow)
     for number, (name, text) in enumerate(CASES)
 ])  # fmt: skip
