@@ -77,7 +77,7 @@ def watch(
                 record(f"ran code of {arguments[0].co_filename}")
         elif event == "socket.connect":
             address = arguments[1]
-            if isinstance(address, tuple) and (address[0], address[1]) not in servers:
+            if isinstance(address, tuple) and not {(address[0], address[1]), (address[0], 0)} & set(servers):  # 0 is any port
                 record(f"connected to {address!r}")
                 raise Stopped("no network")
         elif event == "socket.getaddrinfo":
