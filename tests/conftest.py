@@ -31,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOWEST = (
+    "test_code_execution.py",
+    "test_options.py",
     "test_documented_commands.py",
     "test_running.py",
     "test_examples.py",
@@ -39,6 +41,8 @@ SLOWEST = (
     "test_scale_out.py",
     "test_distributed.py",
     "test_judging.py",
+    "test_fuzzing.py",
+    "test_bombs.py",
 )
 """Files that take a minute or more: they come first, so that no process is left alone with one of them at the end."""
 

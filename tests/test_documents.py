@@ -13,7 +13,7 @@ from mixview.study import grid
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not {"generated", "_build"} & set(path.parts)]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *PAGES]
 
 
 def blocks(path: Path, language: str) -> list[str]:

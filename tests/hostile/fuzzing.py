@@ -4,6 +4,7 @@ Each input has ten seconds (an alarm) and a gigabyte; only an error in one sente
 """
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -20,6 +21,7 @@ import hypothesis.strategies as st
 import numpy as np
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 SECONDS = 10
 GROWTH = 1 << 30
@@ -490,6 +492,11 @@ def fuzz(reader: str, count: int) -> None:
 
 def explore(inputs: st.SearchStrategy[Any], count: int) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """hypothesis as it is used here: so many inputs, the same ones every time where they are few."""
+
+    set_hypothesis_home_dir(tempfile.mkdtemp())
+    with contextlib.suppress(AttributeError):  # seconds for the numbers in all of our code, which files do not know
+        providers = importlib.import_module("hypothesis.internal.conjecture.providers")
+        providers._get_local_constants = lambda: providers._local_constants
 
     def wrap(once: Callable[[Any], None]) -> Callable[[], None]:
         phases = [Phase.generate, *([Phase.shrink] if count > 1000 else [])]
