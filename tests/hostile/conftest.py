@@ -14,6 +14,24 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # /proc, setrlimit and audit events of Linux are what the harness is made of
 
 
+QUICK = 5
+"""Cases of one test function that `make test` runs, spread over all of them; `make test-slow` runs the others."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.path.name != "test_fuzzing.py":
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in functions.values():
+        quick = [case for case in cases if not case.get_closest_marker("slow")]
+        kept = {round(number * (len(quick) - 1) / max(1, QUICK - 1)) for number in range(QUICK)}
+        for number, case in enumerate(quick):
+            if number not in kept:
+                case.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The process that cases are forked from."""

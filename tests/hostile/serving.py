@@ -73,7 +73,8 @@ def become(case: dict[str, Any]) -> None:
     if case["close_stdin"]:
         os.close(0)
     sys.stdin = None  # type: ignore[assignment]
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
+    sys.stderr = os.fdopen(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)  # as Python's
     tempfile.tempdir = None
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL)

@@ -110,7 +110,7 @@ def test_tensors_of_stride_zero(command: str, shape: tuple[int, ...], box: Sandb
 def sparse_torch() -> bytes:
     """A sparse tensor of a huge shape."""
     buffer = io.BytesIO()
-    torch.save({"conv1.weight": torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6))}, buffer)
+    torch.save({"conv1.weight": torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), (10**6, 10**6), check_invariants=True)}, buffer)
     return buffer.getvalue()
 
 

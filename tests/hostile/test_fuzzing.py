@@ -10,7 +10,7 @@ import pytest
 from tests.hostile import fuzzing
 from tests.hostile.harness import Sandbox
 
-FEW, MANY = 150, 10_000
+FEW, MANY = 200, 10_000
 COUNTS = [int(os.environ["MIXVIEW_FUZZ"])] if "MIXVIEW_FUZZ" in os.environ else [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
 
 
