@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from mixview.data.opening import open_source
 from mixview.data.source import SourceError

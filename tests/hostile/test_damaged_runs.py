@@ -52,7 +52,7 @@ def keys_of(finished: str) -> list[str]:
 
 
 VALUES = [(name, key, odd) for name in FILES[:5] for key in keys_of(name) for odd in ODD]
-CHOSEN = {case: None for case in VALUES[::13]}
+CHOSEN = dict.fromkeys(VALUES[::13])
 
 
 @pytest.mark.parametrize(("name", "key", "odd"), [

@@ -6,6 +6,7 @@ import pytest
 
 from tests.hostile.harness import Sandbox
 
+
 def trespass(kind: str, folder: str) -> None:
     """Runs in a sandbox, and does what no command may."""
     import os
@@ -34,8 +35,8 @@ def trespass(kind: str, folder: str) -> None:
         case "error":
             raise KeyError("x")
         case "connect":
-            import socket
             import contextlib
+            import socket
 
             with socket.socket() as opened, contextlib.suppress(OSError):
                 opened.settimeout(0.1)
