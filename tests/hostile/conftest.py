@@ -22,7 +22,7 @@ QUICK = 5
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.path.name != "test_fuzzing.py":
+        if Path(__file__).parent in item.path.parents and item.path.name not in ("test_fuzzing.py", "test_harness.py"):
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in functions.values():
         quick = [case for case in cases if not case.get_closest_marker("slow")]

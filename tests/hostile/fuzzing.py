@@ -43,7 +43,9 @@ def is_documented(error: BaseException) -> bool:
     """Whether `mixview.cli.main` prints an error as one sentence."""
     if isinstance(error, RuntimeError):
         return type(error).__module__.startswith("mixview.")
-    return isinstance(error, ValueError | OSError) or (isinstance(error, ModuleNotFoundError) and "pip install" in str(error))
+    return isinstance(error, ValueError | OSError) or (
+        isinstance(error, ModuleNotFoundError) and "pip install" in str(error)
+    )
 
 
 def attempt(read: Callable[[], object]) -> bool:
@@ -70,14 +72,62 @@ def attempt(read: Callable[[], object]) -> bool:
 
 # Inputs
 
-NUMBERS = (0, 1, -1, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, 1.5, -0.0, 1e308, float("inf"), float("-inf"), float("nan"))
-TEXTS = ("", "x", "null", "../../x", "/dev/zero", "\x00", "\ud800", "é", "%s", "{0}", "=1+1", "\x1b[31m", "os:system", "9" * 5000, "x" * 70_000, "train[0:0]")
+NUMBERS = (
+    0,
+    1,
+    -1,
+    255,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**30,
+    10**400,
+    1.5,
+    -0.0,
+    1e308,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+)
+TEXTS = (
+    "",
+    "x",
+    "null",
+    "../../x",
+    "/dev/zero",
+    "\x00",
+    "\ud800",
+    "é",
+    "%s",
+    "{0}",
+    "=1+1",
+    "\x1b[31m",
+    "os:system",
+    "9" * 5000,
+    "x" * 70_000,
+    "train[0:0]",
+)
 
 
 def values() -> st.SearchStrategy[Any]:
     """Anything that JSON and YAML can say, extremes among it."""
-    leaves = st.none() | st.booleans() | st.sampled_from(NUMBERS) | st.sampled_from(TEXTS) | st.integers() | st.floats() | st.text(max_size=20)
-    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=10)
+    leaves = (
+        st.none()
+        | st.booleans()
+        | st.sampled_from(NUMBERS)
+        | st.sampled_from(TEXTS)
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=20)
+    )
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+        max_leaves=10,
+    )
 
 
 @st.composite
@@ -89,7 +139,11 @@ def changed_values(draw: st.DrawFn, content: Any) -> Any:
         inside: Any = content
         while isinstance(inside, dict | list) and inside and (key is None or draw(st.integers(0, 3))):
             place = inside
-            key = draw(st.sampled_from(sorted(inside, key=str))) if isinstance(inside, dict) else draw(st.integers(0, len(inside) - 1))
+            key = (
+                draw(st.sampled_from(sorted(inside, key=str)))
+                if isinstance(inside, dict)
+                else draw(st.integers(0, len(inside) - 1))
+            )
             inside = place[key]
         if key is None:
             return draw(values())
@@ -130,7 +184,9 @@ def changed_bytes(draw: st.DrawFn, seeds: list[bytes]) -> bytes:
                 other = draw(st.sampled_from(seeds))
                 data[at : at + length] = other[at : at + length]
             case 6:
-                data[at : at + 8] = draw(st.sampled_from([b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"99999999", bytes(8), b"\xff" * 7 + b"\x7f"]))
+                data[at : at + 8] = draw(
+                    st.sampled_from([b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"99999999", bytes(8), b"\xff" * 7 + b"\x7f"])
+                )
             case _:
                 del data[at + draw(st.sampled_from([0, 1, 512])) :]
     return bytes(data)
@@ -143,7 +199,13 @@ def texts(content: Any, dump: Callable[[Any], str]) -> st.SearchStrategy[bytes]:
         return dump(value).encode("utf-8", "surrogatepass")
 
     sound = [written(content)]
-    return changed_values(content).map(written) | changed_bytes(sound) | values().map(written) | st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode())
+    return (
+        changed_values(content).map(written)
+        | changed_bytes(sound)
+        | values().map(written)
+        | st.binary(max_size=200)
+        | st.text(max_size=100).map(lambda text: text.encode())
+    )
 
 
 def as_json(value: Any) -> str:
@@ -155,7 +217,9 @@ def as_yaml(value: Any) -> str:
 
 
 def as_lines(value: Any) -> str:
-    return "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in (value if isinstance(value, list) else [value]))
+    return "".join(
+        json.dumps(each, ensure_ascii=False) + "\n" for each in (value if isinstance(value, list) else [value])
+    )
 
 
 # Readers: (inputs, read a file of this input in a folder)
@@ -165,7 +229,9 @@ def recipe() -> tuple[st.SearchStrategy[bytes], Read]:
     from mixview.train import recipes
     from mixview.train.pretraining import Pretraining, from_plain
 
-    content = json.loads(json.dumps(Pretraining(data="x").config() | {"about": {"what": "x", "hardware": "8 × V100-32GB"}}))
+    content = json.loads(
+        json.dumps(Pretraining(data="x").config() | {"about": {"what": "x", "hardware": "8 × V100-32GB"}})
+    )
 
     def read(folder: Path) -> None:
         found = recipes.read(str(folder / "recipe.yaml"))
@@ -181,10 +247,26 @@ def run_files() -> dict[str, Any]:
     return {
         "config.yaml": json.loads(json.dumps(Pretraining(data="scenes", backbone="small").config())),
         "data.json": {"kind": "scenes", "count": 32, "fingerprint": "x"},
-        "environment.json": {"versions": {"mixview": "0.1"}, "seed": 0, "started": "2026-01-01T00:00:00+00:00", "cpu": {"name": "x", "cores": 2}, "resumed": [{"seed": 0}]},
-        "status.json": {"state": "finished", "step": 2, "epoch": 1.0, "message": "", "cpu_seconds": 1.0, "updated": "2026-01-01T00:00:00+00:00"},
-        "metrics.jsonl": [{"step": 1, "epoch": 0.5, "loss": 3.0, "lr": 0.1}, {"step": 2, "knn": 0.5, "std": 0.9, "non_finite": {"loss": "nan"}}],
-    }  # fmt: skip
+        "environment.json": {
+            "versions": {"mixview": "0.1"},
+            "seed": 0,
+            "started": "2026-01-01T00:00:00+00:00",
+            "cpu": {"name": "x", "cores": 2},
+            "resumed": [{"seed": 0}],
+        },
+        "status.json": {
+            "state": "finished",
+            "step": 2,
+            "epoch": 1.0,
+            "message": "",
+            "cpu_seconds": 1.0,
+            "updated": "2026-01-01T00:00:00+00:00",
+        },
+        "metrics.jsonl": [
+            {"step": 1, "epoch": 0.5, "loss": 3.0, "lr": 0.1},
+            {"step": 2, "knn": 0.5, "std": 0.9, "non_finite": {"loss": "nan"}},
+        ],
+    }
 
 
 def of_a_run(name: str) -> tuple[st.SearchStrategy[bytes], Read]:
@@ -226,7 +308,15 @@ def evaluation() -> tuple[st.SearchStrategy[bytes], Read]:
     from mixview.evaluate import results
 
     about = {"method": "simclr", "objective": "sim", "epoch": "1", "seed": "0", "settings": '{"epochs": 1}'}
-    made = results.Result(protocol="knn", metrics={"top-1": 45.2}, words="20 nearest.", encoder="run (simclr sim)", data="scenes", about=about, spread={"top-1": 1.0})
+    made = results.Result(
+        protocol="knn",
+        metrics={"top-1": 45.2},
+        words="20 nearest.",
+        encoder="run (simclr sim)",
+        data="scenes",
+        about=about,
+        spread={"top-1": 1.0},
+    )
 
     def read(folder: Path) -> None:
         results.show(results.read(folder), Console(file=io.StringIO()))
@@ -247,9 +337,28 @@ def study_result() -> tuple[st.SearchStrategy[bytes], Read]:
 
     found = grid.expand("a", json.loads(json.dumps(STUDY)))
     cell = found.cells[0]
-    content = {"version": 1, "name": cell.name, "data": cell.data, "method": cell.method, "knob": "", "objective": cell.objective, "seed": 0, "metrics": {"k-NN": 45.0},
-               "evaluate": cell.evaluate, "settings": cell.resolved(), "curve": [[1, 40.0]], "passes": [2, 0], "steps": 2, "images_seen": 32, "cpu_seconds": 1.0, "warnings": ["x"],
-               "signs": {"std": 1.0}, "images": {"count": 32}, "versions": {"mixview": "0.1"}, "protocols": {"k-NN": "x"}}  # fmt: skip
+    content = {
+        "version": 1,
+        "name": cell.name,
+        "data": cell.data,
+        "method": cell.method,
+        "knob": "",
+        "objective": cell.objective,
+        "seed": 0,
+        "metrics": {"k-NN": 45.0},
+        "evaluate": cell.evaluate,
+        "settings": cell.resolved(),
+        "curve": [[1, 40.0]],
+        "passes": [2, 0],
+        "steps": 2,
+        "images_seen": 32,
+        "cpu_seconds": 1.0,
+        "warnings": ["x"],
+        "signs": {"std": 1.0},
+        "images": {"count": 32},
+        "versions": {"mixview": "0.1"},
+        "protocols": {"k-NN": "x"},
+    }
 
     def read(folder: Path) -> None:
         tables.render(found, results.found(found.cells, folder))
@@ -298,22 +407,53 @@ def voc() -> tuple[st.SearchStrategy[bytes], Read]:
     seeds = [path.read_bytes() for path in sorted(sound.rglob("Annotations/*.xml"))]
     entities = [b"<!DOCTYPE x [<!ENTITY a 'b'>]>" + seed for seed in seeds[:2]]
     generated = st.text("<>/&;abc \n", max_size=60).map(lambda text: f"<annotation>{text}</annotation>".encode())
-    return changed_bytes(seeds + entities) | generated | st.binary(max_size=100), named("a.xml", lambda folder: read_annotation(folder / "a.xml"))
+    return changed_bytes(seeds + entities) | generated | st.binary(max_size=100), named(
+        "a.xml", lambda folder: read_annotation(folder / "a.xml")
+    )
 
 
 def image_list(suffix: str) -> tuple[st.SearchStrategy[bytes], Read]:
     from mixview.data.opening import open_source
     from tests.data.writing import encode
 
-    rows = ["path,label", "a.png,0", "a.png,1", '"a.png","x y"'] if suffix == "csv" else ["a.png 0", "a.png\t1", "# x", "a.png"]
-    cells = st.sampled_from(["a.png", "0", "1", "", "x", "9" * 31, "/dev/null", "..", "\x00", "path", "label", '"', "é", "-1", "1.5", "\ud800"])
-    tables = st.lists(st.lists(cells, max_size=4).map((", " if suffix == "txt" else ",").join), max_size=6).map("\n".join)
+    rows = (
+        ["path,label", "a.png,0", "a.png,1", '"a.png","x y"']
+        if suffix == "csv"
+        else ["a.png 0", "a.png\t1", "# x", "a.png"]
+    )
+    cells = st.sampled_from(
+        [
+            "a.png",
+            "0",
+            "1",
+            "",
+            "x",
+            "9" * 31,
+            "/dev/null",
+            "..",
+            "\x00",
+            "path",
+            "label",
+            '"',
+            "é",
+            "-1",
+            "1.5",
+            "\ud800",
+        ]
+    )
+    tables = st.lists(st.lists(cells, max_size=4).map((", " if suffix == "txt" else ",").join), max_size=6).map(
+        "\n".join
+    )
 
     def read(folder: Path) -> None:
         (folder / "a.png").write_bytes(encode(0))
         look(open_source(folder / f"list.{suffix}"))
 
-    inputs = changed_bytes(["\n".join(rows).encode()]) | tables.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=200)
+    inputs = (
+        changed_bytes(["\n".join(rows).encode()])
+        | tables.map(lambda text: text.encode("utf-8", "surrogatepass"))
+        | st.binary(max_size=200)
+    )
     return inputs, named(f"list.{suffix}", read)
 
 
@@ -325,14 +465,25 @@ def npz() -> tuple[st.SearchStrategy[bytes], Read]:
     images, labels = npy_bytes(np.zeros((4, 6, 6, 3), np.uint8)), npy_bytes(np.arange(4))
     jpeg = np.frombuffer(encode(0, "JPEG") * 2, np.uint8)
     packed = {"jpeg.npy": npy_bytes(jpeg), "offsets.npy": npy_bytes(np.array([0, len(jpeg) // 2, len(jpeg)]))}
-    seeds = [zip_bytes(members, kind) for members in ({"images.npy": images, "labels.npy": labels}, packed) for kind in (0, 8)]
+    seeds = [
+        zip_bytes(members, kind)
+        for members in ({"images.npy": images, "labels.npy": labels}, packed)
+        for kind in (0, 8)
+    ]
     numbers = st.sampled_from([0, 1, 2, 3, 6, -1, 255, 2**31, 2**40, 2**62, 2**64])
     kinds = st.sampled_from(["|u1", "<i8", ">f4", "|O", "<U5", "<c16", "<M8[s]", "|V9", "x", "[('a', '<i4')]", "|S0"])
-    headers = st.builds(lambda shape, kind, body: npy_header(shape, kind) + body, st.lists(numbers, max_size=5), kinds, st.binary(max_size=300))
+    headers = st.builds(
+        lambda shape, kind, body: npy_header(shape, kind) + body,
+        st.lists(numbers, max_size=5),
+        kinds,
+        st.binary(max_size=300),
+    )
     members = st.builds(
         lambda images, labels, kind: zip_bytes({"images.npy": images, "labels.npy": labels}, kind),
-        headers | changed_bytes([images]), headers | changed_bytes([labels]), st.sampled_from([0, 8]),
-    )  # fmt: skip
+        headers | changed_bytes([images]),
+        headers | changed_bytes([labels]),
+        st.sampled_from([0, 8]),
+    )
     return changed_bytes(seeds) | members, named("a.npz", lambda folder: look(open_source(folder / "a.npz")))
 
 
@@ -359,7 +510,12 @@ def safetensors() -> tuple[st.SearchStrategy[bytes], Read]:
     def with_header(value: Any) -> bytes:
         return safetensors_bytes(json.dumps(value).encode("utf-8", "surrogatepass"), body)
 
-    inputs = changed_values(inner).map(with_inner) | changed_values(header).map(with_header) | changed_bytes([sound]) | st.binary(max_size=100)
+    inputs = (
+        changed_values(inner).map(with_inner)
+        | changed_values(header).map(with_header)
+        | changed_bytes([sound])
+        | st.binary(max_size=100)
+    )
     return inputs, named("a.safetensors", lambda folder: load_encoder(folder / "a.safetensors"))
 
 
@@ -371,7 +527,11 @@ def torch_file() -> tuple[st.SearchStrategy[bytes], Read]:
     seeds = []
     for new in (True, False):
         buffer = io.BytesIO()
-        torch.save({"state_dict": {"conv1.weight": torch.zeros(4, 3, 3, 3)}, "epoch": 3}, buffer, _use_new_zipfile_serialization=new)
+        torch.save(
+            {"state_dict": {"conv1.weight": torch.zeros(4, 3, 3, 3)}, "epoch": 3},
+            buffer,
+            _use_new_zipfile_serialization=new,
+        )
         seeds.append(buffer.getvalue())
     return changed_bytes(seeds) | st.binary(max_size=100), named("a.pth", lambda folder: read_tensors(folder / "a.pth"))
 
@@ -383,8 +543,12 @@ def shard() -> tuple[st.SearchStrategy[bytes], Read]:
     members = {"0.png": encode(0), "0.cls": b"0", "1.png": encode(1), "1.cls": b"1"}
     import tarfile
 
-    seeds = [tar(members, format) for format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)] + [tar({f"{'long/' * 40}{name}": data for name, data in members.items()}, tarfile.PAX_FORMAT)]
-    return changed_bytes(seeds) | st.binary(max_size=600), named("a.tar", lambda folder: look(WebDataset(folder / "a.tar", cache=folder / "cache")))
+    seeds = [tar(members, format) for format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)] + [
+        tar({f"{'long/' * 40}{name}": data for name, data in members.items()}, tarfile.PAX_FORMAT)
+    ]
+    return changed_bytes(seeds) | st.binary(max_size=600), named(
+        "a.tar", lambda folder: look(WebDataset(folder / "a.tar", cache=folder / "cache"))
+    )
 
 
 def idx() -> tuple[st.SearchStrategy[bytes], Read]:
@@ -413,8 +577,16 @@ def cifar() -> tuple[st.SearchStrategy[bytes], Read]:
 
     rows = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
     seeds = [pickle.dumps(rows, protocol=protocol) for protocol in (0, 2, 4)]
-    opcodes = st.lists(st.sampled_from([bytes([code]) for code in b"(.0123FINJKLMTURVXabcdeghijlpqrstu}]\x80\x81\x82\x85\x86\x8c\x93\x94\x95"]) | st.binary(max_size=4), max_size=30).map(b"".join)
-    return changed_bytes(seeds) | opcodes.map(lambda data: data + b".") | st.binary(max_size=100), named("a", lambda folder: read_batch(folder / "a"))
+    opcodes = st.lists(
+        st.sampled_from(
+            [bytes([code]) for code in b"(.0123FINJKLMTURVXabcdeghijlpqrstu}]\x80\x81\x82\x85\x86\x8c\x93\x94\x95"]
+        )
+        | st.binary(max_size=4),
+        max_size=30,
+    ).map(b"".join)
+    return changed_bytes(seeds) | opcodes.map(lambda data: data + b".") | st.binary(max_size=100), named(
+        "a", lambda folder: read_batch(folder / "a")
+    )
 
 
 def checkpoint() -> tuple[st.SearchStrategy[bytes], Read]:
@@ -502,8 +674,16 @@ def explore(inputs: st.SearchStrategy[Any], count: int) -> Callable[[Callable[[A
 
     def wrap(once: Callable[[Any], None]) -> Callable[[], None]:
         phases = [Phase.generate, *([Phase.shrink] if count > 1000 else [])]
-        chosen = settings(max_examples=count, deadline=None, database=None, derandomize=count <= 1000, phases=phases,
-                          suppress_health_check=list(HealthCheck), print_blob=False, report_multiple_bugs=False)  # fmt: skip
+        chosen = settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            derandomize=count <= 1000,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            report_multiple_bugs=False,
+        )
         tested: Callable[[], None] = chosen(given(inputs)(once))
         return tested
 
@@ -512,18 +692,49 @@ def explore(inputs: st.SearchStrategy[Any], count: int) -> Callable[[Callable[[A
 
 def responses() -> st.SearchStrategy[list[bytes]]:
     """What a server sends: heads that are nearly right, bodies of any length, in pieces."""
-    numbers = st.sampled_from(["0", "1", "99", "16383", "16384", "20000", "-1", "*", "", "9" * 30, "9" * 5000, "x", "0x10", "1.5", "٣"])
+    numbers = st.sampled_from(
+        ["0", "1", "99", "16383", "16384", "20000", "-1", "*", "", "9" * 30, "9" * 5000, "x", "0x10", "1.5", "٣"]
+    )
     ranges = st.builds(lambda a, b, n: f"bytes {a}-{b}/{n}", numbers, numbers, numbers) | st.text(max_size=20)
     fields = st.lists(
-        st.builds(lambda text: f"Content-Range: {text}", ranges) | st.builds(lambda text: f"Content-Length: {text}", numbers)
-        | st.sampled_from(["Transfer-Encoding: chunked", "Content-Encoding: gzip", "ETag: x", "Location: /", "Location: file:///etc/passwd", "Connection: keep-alive", "X" * 70_000, ": x", "\x00: y"]),
+        st.builds(lambda text: f"Content-Range: {text}", ranges)
+        | st.builds(lambda text: f"Content-Length: {text}", numbers)
+        | st.sampled_from(
+            [
+                "Transfer-Encoding: chunked",
+                "Content-Encoding: gzip",
+                "ETag: x",
+                "Location: /",
+                "Location: file:///etc/passwd",
+                "Connection: keep-alive",
+                "X" * 70_000,
+                ": x",
+                "\x00: y",
+            ]
+        ),
         max_size=4,
-    )  # fmt: skip
-    statuses = st.sampled_from(["206 OK", "200 OK", "206", "302 x", "404 x", "416 x", "500 x", "503 x", "100 x", "99999 x", "-1 x", "abc", ""])
-    heads = st.builds(lambda status, lines: f"HTTP/1.1 {status}\r\n{chr(13).join(line + chr(10) for line in lines)}\r\n".encode("utf-8", "surrogatepass"), statuses, fields)
-    proper = st.builds(lambda status, lines: ("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""])).encode("utf-8", "surrogatepass"), statuses, fields)
-    bodies = st.sampled_from([b"", b"x", bytes(16384), bytes(20000), b"5\r\nhello\r\n0\r\n\r\n", b"fffffff\r\n", b"zz\r\n"])
-    return st.builds(lambda head, body: [head, body], proper | heads, bodies) | st.lists(st.binary(max_size=200), max_size=2)
+    )
+    statuses = st.sampled_from(
+        ["206 OK", "200 OK", "206", "302 x", "404 x", "416 x", "500 x", "503 x", "100 x", "99999 x", "-1 x", "abc", ""]
+    )
+    heads = st.builds(
+        lambda status, lines: f"HTTP/1.1 {status}\r\n{chr(13).join(line + chr(10) for line in lines)}\r\n".encode(
+            "utf-8", "surrogatepass"
+        ),
+        statuses,
+        fields,
+    )
+    proper = st.builds(
+        lambda status, lines: ("\r\n".join([f"HTTP/1.1 {status}", *lines, "", ""])).encode("utf-8", "surrogatepass"),
+        statuses,
+        fields,
+    )
+    bodies = st.sampled_from(
+        [b"", b"x", bytes(16384), bytes(20000), b"5\r\nhello\r\n0\r\n\r\n", b"fffffff\r\n", b"zz\r\n"]
+    )
+    return st.builds(lambda head, body: [head, body], proper | heads, bodies) | st.lists(
+        st.binary(max_size=200), max_size=2
+    )
 
 
 def fuzz_http(count: int) -> None:

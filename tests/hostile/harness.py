@@ -292,7 +292,9 @@ class Sandbox:
         seen: dict[str, tuple[Any, ...]] = {}
         skipped = {str(each) for each in allowed}
         for folder, folders, files in os.walk(self.folder):
-            folders[:] = [name for name in folders if f"{folder}/{name}" not in skipped or Path(folder, name).is_symlink()]
+            folders[:] = [
+                name for name in folders if f"{folder}/{name}" not in skipped or Path(folder, name).is_symlink()
+            ]
             for name in [*folders, *files]:
                 path = Path(folder, name)
                 if str(path) in skipped and not path.is_symlink():

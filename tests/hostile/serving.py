@@ -74,7 +74,9 @@ def become(case: dict[str, Any]) -> None:
         os.close(0)
     sys.stdin = None  # type: ignore[assignment]
     sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
-    sys.stderr = os.fdopen(2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)  # as Python's
+    sys.stderr = os.fdopen(
+        2, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1
+    )  # as Python's
     tempfile.tempdir = None
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.default_int_handler if signal_number == signal.SIGINT else signal.SIG_DFL)
@@ -140,17 +142,26 @@ def start(case: dict[str, Any]) -> int:
         os._exit(status)
 
 
+def waited(process: int) -> float:
+    """Seconds that a process was ready to run and got no core: a busy machine is no hang."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
 def follow(process: int, case: dict[str, Any]) -> dict[str, Any]:
     """Wait for a case, send it what it is to be sent, and end its process group."""
     began = time.monotonic()
     sent = False
     timed_out = False
-    baseline = 0
+    baseline, queued, looked = 0, 0.0, began
     while True:
+        if time.monotonic() - looked > 0.1:
+            looked, queued = time.monotonic(), max(queued, waited(process))
         ended, status, used = os.wait4(process, os.WNOHANG)
         if ended:
             break
-        spent = time.monotonic() - began
+        spent = time.monotonic() - began - queued
         if case["signal"] and not sent and (Path(case["signal_when"]).exists() if case["signal_when"] else True):
             sent = True
             time.sleep(case["signal_after"])
@@ -163,7 +174,7 @@ def follow(process: int, case: dict[str, Any]) -> dict[str, Any]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
         time.sleep(0.003)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - began - queued
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
     with contextlib.suppress(OSError, ValueError):

@@ -39,15 +39,38 @@ def change(box: Sandbox, coco: Path, table: str, key: str, value: Any) -> None:
 
 
 POLYGONS: dict[str, Any] = {
-    "1e8": [[1e8, 1e8, 2e8, 1e8, 2e8, 2e8]], "1e300": [[1e300, 0, 1, 1, 2, 2]], "negative": [[-1e9, -1e9, 5, 5, 9, -1e9]], "nan": [[float("nan")] * 6],
-    "infinite": [[float("inf")] * 6], "odd": [[1, 2, 3, 4, 5]], "empty-ring": [[]], "words": [["a"] * 6], "null": [None], "number": 3, "text": "x",
-    "many": [[0, 0, 5, 5, 5, 0] * 20_000], "rings": [[0, 0, 5, 5, 5, 0]] * 5000, "nested": [[[1, 2], [3, 4], [5, 6]]], "huge-int": [[10**400] * 6], "mixed": [[0, 0, 5, 5, 5, 0], "x"],
-    "int32": [[2**31, 2**31, 0, 0, 5, 0]], "int64": [[2**63, 0, 0, 5, 5, 0]], "1e7": [[0, 0, 1e7, 0, 1e7, 1e7]],
-    "rle": {"counts": [0, 10], "size": [32, 32]}, "rle-size": {"counts": [0, 10], "size": [10**6, 10**6]}, "rle-text": {"counts": "zzzz", "size": [32, 32]},
-    "rle-negative": {"counts": [-5, 10], "size": [32, 32]}, "rle-long": {"counts": [10**9] * 5, "size": [32, 32]}, "rle-no-size": {"counts": [1]},
-    "rle-no-counts": {"size": [32, 32]}, "rle-nan": {"counts": [float("nan")], "size": [32, 32]}, "rle-bytes": {"counts": "\u00ff" * 100, "size": [32, 32]},
-    "rle-other-size": {"counts": [0, 100], "size": [10, 10]}, "rle-text-overrun": {"counts": "oooooooooooooooooooo", "size": [32, 32]}, "rle-size-text": {"counts": [1], "size": "x"},
-}  # fmt: skip
+    "1e8": [[1e8, 1e8, 2e8, 1e8, 2e8, 2e8]],
+    "1e300": [[1e300, 0, 1, 1, 2, 2]],
+    "negative": [[-1e9, -1e9, 5, 5, 9, -1e9]],
+    "nan": [[float("nan")] * 6],
+    "infinite": [[float("inf")] * 6],
+    "odd": [[1, 2, 3, 4, 5]],
+    "empty-ring": [[]],
+    "words": [["a"] * 6],
+    "null": [None],
+    "number": 3,
+    "text": "x",
+    "many": [[0, 0, 5, 5, 5, 0] * 20_000],
+    "rings": [[0, 0, 5, 5, 5, 0]] * 5000,
+    "nested": [[[1, 2], [3, 4], [5, 6]]],
+    "huge-int": [[10**400] * 6],
+    "mixed": [[0, 0, 5, 5, 5, 0], "x"],
+    "int32": [[2**31, 2**31, 0, 0, 5, 0]],
+    "int64": [[2**63, 0, 0, 5, 5, 0]],
+    "1e7": [[0, 0, 1e7, 0, 1e7, 1e7]],
+    "rle": {"counts": [0, 10], "size": [32, 32]},
+    "rle-size": {"counts": [0, 10], "size": [10**6, 10**6]},
+    "rle-text": {"counts": "zzzz", "size": [32, 32]},
+    "rle-negative": {"counts": [-5, 10], "size": [32, 32]},
+    "rle-long": {"counts": [10**9] * 5, "size": [32, 32]},
+    "rle-no-size": {"counts": [1]},
+    "rle-no-counts": {"size": [32, 32]},
+    "rle-nan": {"counts": [float("nan")], "size": [32, 32]},
+    "rle-bytes": {"counts": "\u00ff" * 100, "size": [32, 32]},
+    "rle-other-size": {"counts": [0, 100], "size": [10, 10]},
+    "rle-text-overrun": {"counts": "oooooooooooooooooooo", "size": [32, 32]},
+    "rle-size-text": {"counts": [1], "size": "x"},
+}
 
 
 @pytest.mark.parametrize("kind", POLYGONS)
@@ -56,20 +79,57 @@ def test_segmentations(kind: str, box: Sandbox, coco: Path) -> None:
     box.run(*SHOW).answered()
 
 
-VALUES: dict[str, Any] = {"missing": ..., "null": None, "text": "x", "list": [], "object": {}, "negative": -1, "huge": 10**30, "nan": float("nan"), "zero": 0, "half": 1.5, "true": True}
-FIELDS = [("images", "id"), ("images", "file_name"), ("images", "height"), ("images", "width"), ("annotations", "bbox"), ("annotations", "image_id"),
-          ("annotations", "category_id"), ("annotations", "area"), ("annotations", "iscrowd"), ("annotations", "segmentation"), ("categories", "id"), ("categories", "name")]  # fmt: skip
+VALUES: dict[str, Any] = {
+    "missing": ...,
+    "null": None,
+    "text": "x",
+    "list": [],
+    "object": {},
+    "negative": -1,
+    "huge": 10**30,
+    "nan": float("nan"),
+    "zero": 0,
+    "half": 1.5,
+    "true": True,
+}
+FIELDS = [
+    ("images", "id"),
+    ("images", "file_name"),
+    ("images", "height"),
+    ("images", "width"),
+    ("annotations", "bbox"),
+    ("annotations", "image_id"),
+    ("annotations", "category_id"),
+    ("annotations", "area"),
+    ("annotations", "iscrowd"),
+    ("annotations", "segmentation"),
+    ("categories", "id"),
+    ("categories", "name"),
+]
 QUICK = ("missing", "null", "huge")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in VALUES])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in VALUES]
+)
 @pytest.mark.parametrize("field", FIELDS, ids=".".join)
 def test_fields(field: tuple[str, str], kind: str, box: Sandbox, coco: Path) -> None:
     change(box, coco, *field, VALUES[kind])
     box.run(*SHOW).answered()
 
 
-BOXES = ([0, 0, 0], [0, 0, 1, 1, 1], [[0, 0, 1, 1]], ["a"] * 4, [None] * 4, [1e300] * 4, [float("nan")] * 4, [10**400] * 4, [0, 0, -5, -5], [1e9, 1e9, 1, 1])
+BOXES = (
+    [0, 0, 0],
+    [0, 0, 1, 1, 1],
+    [[0, 0, 1, 1]],
+    ["a"] * 4,
+    [None] * 4,
+    [1e300] * 4,
+    [float("nan")] * 4,
+    [10**400] * 4,
+    [0, 0, -5, -5],
+    [1e9, 1e9, 1, 1],
+)
 
 
 @pytest.mark.parametrize("value", BOXES, ids=lambda value: str(value)[:16])
@@ -79,11 +139,20 @@ def test_boxes(value: list[Any], box: Sandbox, coco: Path) -> None:
 
 
 FILES: dict[str, bytes] = {
-    "empty": b"", "list": b"[]", "null": b"null", "half": b'{"images": [', "deep": b"[" * 200_000, "no-lists": b'{"images": 3, "annotations": {}, "categories": null}',
-    "rows-numbers": b'{"images": [3], "annotations": [4], "categories": [5]}', "rows-null": b'{"images": [null], "annotations": [null], "categories": [null]}',
-    "nothing": b'{"images": [], "annotations": [], "categories": []}', "not-utf-8": b'{"images": ["\xff"]}', "nan": b"NaN", "huge-number": b'{"images": [' + b"9" * 6000 + b"]}",
+    "empty": b"",
+    "list": b"[]",
+    "null": b"null",
+    "half": b'{"images": [',
+    "deep": b"[" * 200_000,
+    "no-lists": b'{"images": 3, "annotations": {}, "categories": null}',
+    "rows-numbers": b'{"images": [3], "annotations": [4], "categories": [5]}',
+    "rows-null": b'{"images": [null], "annotations": [null], "categories": [null]}',
+    "nothing": b'{"images": [], "annotations": [], "categories": []}',
+    "not-utf-8": b'{"images": ["\xff"]}',
+    "nan": b"NaN",
+    "huge-number": b'{"images": [' + b"9" * 6000 + b"]}",
     "two-ids": b'{"images": [{"id": 1, "file_name": "a", "height": 1, "width": 1}, {"id": 1, "file_name": "a", "height": 1, "width": 1}], "annotations": [], "categories": []}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -113,12 +182,26 @@ def laughs() -> str:
 
 ANNOTATION = "<annotation><object><name>{name}</name><bndbox><xmin>{x}</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
 XMLS = {
-    "empty": "", "text": "x", "half": "<annotation><obj", "other-root": "<html/>", "laughs": laughs(), "deep": "<a>" * 20_000, "no-box": "<annotation><object><name>x</name></object></annotation>",
-    "external": "<!DOCTYPE x [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><annotation>&e;</annotation>", "remote": "<!DOCTYPE x SYSTEM 'http://127.0.0.1:9/x.dtd'><annotation/>",
-    "quadratic": "<!DOCTYPE x [<!ENTITY e '" + "x" * 50_000 + "'>]><annotation>" + "&e;" * 20_000 + "</annotation>", "utf-7": "<?xml version='1.0' encoding='utf-7'?><a/>", "no-such-code": "<?xml version='1.0' encoding='nope'?><a/>",
-    "unknown-class": ANNOTATION.format(name="nope", x=1), "nan": ANNOTATION.format(name="circle", x="nan"), "huge": ANNOTATION.format(name="circle", x="1e300"), "word": ANNOTATION.format(name="circle", x="a"),
-    "huge-int": ANNOTATION.format(name="circle", x="9" * 5000), "infinite": ANNOTATION.format(name="circle", x="inf"), "no-name": ANNOTATION.format(name="", x=1),
-}  # fmt: skip
+    "empty": "",
+    "text": "x",
+    "half": "<annotation><obj",
+    "other-root": "<html/>",
+    "laughs": laughs(),
+    "deep": "<a>" * 20_000,
+    "no-box": "<annotation><object><name>x</name></object></annotation>",
+    "external": "<!DOCTYPE x [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><annotation>&e;</annotation>",
+    "remote": "<!DOCTYPE x SYSTEM 'http://127.0.0.1:9/x.dtd'><annotation/>",
+    "quadratic": "<!DOCTYPE x [<!ENTITY e '" + "x" * 50_000 + "'>]><annotation>" + "&e;" * 20_000 + "</annotation>",
+    "utf-7": "<?xml version='1.0' encoding='utf-7'?><a/>",
+    "no-such-code": "<?xml version='1.0' encoding='nope'?><a/>",
+    "unknown-class": ANNOTATION.format(name="nope", x=1),
+    "nan": ANNOTATION.format(name="circle", x="nan"),
+    "huge": ANNOTATION.format(name="circle", x="1e300"),
+    "word": ANNOTATION.format(name="circle", x="a"),
+    "huge-int": ANNOTATION.format(name="circle", x="9" * 5000),
+    "infinite": ANNOTATION.format(name="circle", x="inf"),
+    "no-name": ANNOTATION.format(name="", x=1),
+}
 
 
 @pytest.mark.parametrize("kind", XMLS)
@@ -156,5 +239,21 @@ def test_lists_of_voc(kind: str, box: Sandbox, voc: Path) -> None:
 @pytest.mark.slow
 def test_detection_of_odd_segmentations(kind: str, box: Sandbox, coco: Path) -> None:
     change(box, coco, "annotations", "segmentation", POLYGONS[kind])
-    line = ("evaluate", "detection", "random", "--backbone", "resnet18", "--data", "set", "--iterations", "1", "--batch", "1", "--out", "out", "--workers", "0")
+    line = (
+        "evaluate",
+        "detection",
+        "random",
+        "--backbone",
+        "resnet18",
+        "--data",
+        "set",
+        "--iterations",
+        "1",
+        "--batch",
+        "1",
+        "--out",
+        "out",
+        "--workers",
+        "0",
+    )
     box.run(*line, seconds=60).harmless(seconds=60)

@@ -109,15 +109,39 @@ def test_classes_in_configurations_of_other_commands(command: str, box: Sandbox)
     box.run(*COMMANDS[command], "--config", "config.yaml").refused()
 
 
-@pytest.mark.parametrize("key", sometimes(("data_options", "model", "schedule", "scales", "lr", "base"), ("data_options", "model")))
+@pytest.mark.parametrize(
+    "key", sometimes(("data_options", "model", "schedule", "scales", "lr", "base"), ("data_options", "model"))
+)
 def test_classes_in_a_detection_protocol(key: str, box: Sandbox) -> None:
-    box.write("protocol.yaml", {key: executing(box.command) if key != "data_options" else filled(SHAPES["in-dict"], box)})
+    box.write(
+        "protocol.yaml", {key: executing(box.command) if key != "data_options" else filled(SHAPES["in-dict"], box)}
+    )
     box.run(*COMMANDS["detection"], "--protocol", "protocol.yaml").refused()
 
 
-KEYS = ("data", "out", "method", "backbone", "epochs", "batch", "devices", "workers", "zero_init", "smallest_crop",
-        "mixing", "head", "optimizer", "watch", "mixing.alpha", "mixing.ramp", "head.temperature", "optimizer.betas",
-        "watch.images", "about", "base")  # fmt: skip
+KEYS = (
+    "data",
+    "out",
+    "method",
+    "backbone",
+    "epochs",
+    "batch",
+    "devices",
+    "workers",
+    "zero_init",
+    "smallest_crop",
+    "mixing",
+    "head",
+    "optimizer",
+    "watch",
+    "mixing.alpha",
+    "mixing.ramp",
+    "head.temperature",
+    "optimizer.betas",
+    "watch.images",
+    "about",
+    "base",
+)
 """A setting of each type, and every group."""
 
 
@@ -181,9 +205,25 @@ def test_the_walk_notices_types_that_admit_a_class(kind: Any) -> None:
     assert list(parsers.admitted(kind))
 
 
-EVERY = ("pretrain", "evaluate knn", "evaluate detection", "embed", "neighbours", "export",
-         "import", "report", "study run", "study show", "figure cost", "figure mixtures",
-         "data show", "data pack", "data make", "evaluate all", "evaluate semi")  # fmt: skip
+EVERY = (
+    "pretrain",
+    "evaluate knn",
+    "evaluate detection",
+    "embed",
+    "neighbours",
+    "export",
+    "import",
+    "report",
+    "study run",
+    "study show",
+    "figure cost",
+    "figure mixtures",
+    "data show",
+    "data pack",
+    "data make",
+    "evaluate all",
+    "evaluate semi",
+)
 
 
 @pytest.mark.parametrize("command", sometimes(EVERY, ("pretrain", "evaluate knn", "report", "data show")))
@@ -217,7 +257,9 @@ YAML_TAGS = (
 )
 
 
-@pytest.mark.parametrize("tag", sometimes(YAML_TAGS, YAML_TAGS[:1] + YAML_TAGS[3:4]), ids=lambda tag: tag.split()[0].strip("!"))
+@pytest.mark.parametrize(
+    "tag", sometimes(YAML_TAGS, YAML_TAGS[:1] + YAML_TAGS[3:4]), ids=lambda tag: tag.split()[0].strip("!")
+)
 @pytest.mark.parametrize("where", ["recipe", "config", "resume", "study", "study-show", "protocol", "report"])
 def test_tags_of_yaml(where: str, tag: str, box: Sandbox, run: Path) -> None:
     plant_module(box)
@@ -323,7 +365,7 @@ def hostile_pickles(box: Sandbox) -> dict[str, bytes]:
         "nested": pickle.dumps({"model": {"a": [executes]}}),
         "torch": buffer.getvalue(),
         "torch-legacy": legacy.getvalue(),
-        "eval": b"cbuiltins\neval\n(S'__import__(\"os\").system(\"" + box.command.encode() + b"\")'\ntR.",
+        "eval": b'cbuiltins\neval\n(S\'__import__("os").system("' + box.command.encode() + b"\")'\ntR.",
         "object-array": npy_bytes(np.array([executes], dtype=object)),
     }
 
@@ -370,8 +412,17 @@ def test_a_pickle_for_a_file_of_a_run(name: str, box: Sandbox, run: Path) -> Non
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(zip_bytes({"identities.npy": npy_bytes(np.array([Executes(box.command)], dtype=object))}))
     box.run("report", "run", "--out", "out/a.html", *SMALL, writes=["run", "out"]).answered()
-    box.run("evaluate", "knn", "run", "--data", "scenes", "--data_options", '{"count": 32, "size": 16}', *SMALL,
-            writes=["run"]).answered()  # fmt: skip
+    box.run(
+        "evaluate",
+        "knn",
+        "run",
+        "--data",
+        "scenes",
+        "--data_options",
+        '{"count": 32, "size": 16}',
+        *SMALL,
+        writes=["run"],
+    ).answered()
 
 
 def compile_kernels(folder: str) -> None:
@@ -416,8 +467,20 @@ def test_files_of_weights_that_are_something_else(content: str, suffix: str, box
     box.run("import", name, "--out", "out/a.safetensors").refused(name)
 
 
-@pytest.mark.parametrize("name", ["__class__.x", "../../x", f"{PLANTED}:x", "timm/hf-hub:evil/repo", "timm/local-dir:/etc",
-                                  "torchvision/../x", "timm/hf_hub:a/b", "hf-hub:evil/repo", "x" * 100_000])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__class__.x",
+        "../../x",
+        f"{PLANTED}:x",
+        "timm/hf-hub:evil/repo",
+        "timm/local-dir:/etc",
+        "torchvision/../x",
+        "timm/hf_hub:a/b",
+        "hf-hub:evil/repo",
+        "x" * 100_000,
+    ],
+)
 def test_names_of_backbones_in_encoder_files(name: str, box: Sandbox) -> None:
     write_encoder(box.work / "foreign.safetensors", name=name)
     box.run("embed", "foreign.safetensors", "--data", "scenes", "--out", "out/a.npy", *SMALL).refused()

@@ -12,15 +12,43 @@ from tests.hostile.harness import Sandbox
 from tests.hostile.writing import SMALL
 
 ODD: dict[str, Any] = {
-    "null": None, "list": [], "nested": {"a": {"b": []}}, "text": "x", "number": 3, "negative": -1, "huge": 10**400, "float": 1.5,
-    "nan": float("nan"), "infinite": float("inf"), "true": True, "long": "x" * 100_000, "script": "<script>alert(1)</script>",
-    "escape": "\x1b[31m\x07", "surrogate": "\ud800",
-}  # fmt: skip
+    "null": None,
+    "list": [],
+    "nested": {"a": {"b": []}},
+    "text": "x",
+    "number": 3,
+    "negative": -1,
+    "huge": 10**400,
+    "float": 1.5,
+    "nan": float("nan"),
+    "infinite": float("inf"),
+    "true": True,
+    "long": "x" * 100_000,
+    "script": "<script>alert(1)</script>",
+    "escape": "\x1b[31m\x07",
+    "surrogate": "\ud800",
+}
 BYTES: dict[str, bytes] = {
-    "empty": b"", "zeros": bytes(100), "half": b'{"state": "fin', "not-utf-8": b'{"a": "\xff\xfe"}', "list": b"[]", "deep": b"[" * 100_000,
-    "number": b"3", "null": b"null", "huge-number": b'{"step": ' + b"9" * 5000 + b"}",
-}  # fmt: skip
-FILES = ("config.yaml", "data.json", "environment.json", "status.json", "metrics.jsonl", "images.npz", "encoder.safetensors", "views.png")
+    "empty": b"",
+    "zeros": bytes(100),
+    "half": b'{"state": "fin',
+    "not-utf-8": b'{"a": "\xff\xfe"}',
+    "list": b"[]",
+    "deep": b"[" * 100_000,
+    "number": b"3",
+    "null": b"null",
+    "huge-number": b'{"step": ' + b"9" * 5000 + b"}",
+}
+FILES = (
+    "config.yaml",
+    "data.json",
+    "environment.json",
+    "status.json",
+    "metrics.jsonl",
+    "images.npz",
+    "encoder.safetensors",
+    "views.png",
+)
 REPORT = ("report", "run", "--out", "out/a.html", *SMALL)
 
 
@@ -32,7 +60,9 @@ def quick(number: int) -> Any:
 CASES = [(name, kind) for name in FILES for kind in BYTES]
 
 
-@pytest.mark.parametrize(("name", "kind"), [pytest.param(*case, marks=quick(n), id="-".join(case)) for n, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [pytest.param(*case, marks=quick(n), id="-".join(case)) for n, case in enumerate(CASES)]
+)
 def test_a_report_of_a_damaged_file(name: str, kind: str, box: Sandbox, run: Path) -> None:
     (run / name).write_bytes(BYTES[kind])
     box.run(*REPORT, writes=["out", "run"]).succeeded()
@@ -45,19 +75,39 @@ def keys_of(finished: str) -> list[str]:
         "status.json": ["state", "step", "epoch", "message", "cpu_seconds", "updated"],
         "data.json": ["kind", "count", "fingerprint"],
         "environment.json": ["versions", "platform", "host", "cpu", "devices", "command", "seed", "started", "resumed"],
-        "config.yaml": ["data", "out", "method", "objective", "backbone", "split", "data_options", "validation", "augment", "size",
-                        "channels", "mixing", "head", "epochs", "batch", "seed", "optimizer", "watch", "smallest_crop"],
+        "config.yaml": [
+            "data",
+            "out",
+            "method",
+            "objective",
+            "backbone",
+            "split",
+            "data_options",
+            "validation",
+            "augment",
+            "size",
+            "channels",
+            "mixing",
+            "head",
+            "epochs",
+            "batch",
+            "seed",
+            "optimizer",
+            "watch",
+            "smallest_crop",
+        ],
         "metrics.jsonl": ["step", "epoch", "loss", "lr", "knn", "std", "effective_rank", "non_finite"],
-    }[finished]  # fmt: skip
+    }[finished]
 
 
 VALUES = [(name, key, odd) for name in FILES[:5] for key in keys_of(name) for odd in ODD]
 CHOSEN = dict.fromkeys(VALUES[::13])
 
 
-@pytest.mark.parametrize(("name", "key", "odd"), [
-    pytest.param(*case, marks=() if case in CHOSEN else pytest.mark.slow, id="-".join(case)) for case in VALUES
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "key", "odd"),
+    [pytest.param(*case, marks=() if case in CHOSEN else pytest.mark.slow, id="-".join(case)) for case in VALUES],
+)
 def test_a_report_of_an_odd_value(name: str, key: str, odd: str, box: Sandbox, run: Path) -> None:
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -78,14 +128,27 @@ def result() -> dict[str, Any]:
     from dataclasses import asdict
 
     about = {"method": "simclr", "objective": "sim", "epoch": "1", "seed": "0"}
-    made = Result(protocol="knn", metrics={"top-1": 45.2}, words="20 nearest.", encoder="run (simclr sim)", data="scenes", about=about)
+    made = Result(
+        protocol="knn",
+        metrics={"top-1": 45.2},
+        words="20 nearest.",
+        encoder="run (simclr sim)",
+        data="scenes",
+        about=about,
+    )
     return {"version": 1, **asdict(made)}
 
 
 RESULTS = [(key, odd) for key in (*result(), "unknown") for odd in ODD]
 
 
-@pytest.mark.parametrize(("key", "odd"), [pytest.param(*case, marks=() if n % 12 == 0 else pytest.mark.slow, id="-".join(case)) for n, case in enumerate(RESULTS)])
+@pytest.mark.parametrize(
+    ("key", "odd"),
+    [
+        pytest.param(*case, marks=() if n % 12 == 0 else pytest.mark.slow, id="-".join(case))
+        for n, case in enumerate(RESULTS)
+    ],
+)
 @pytest.mark.parametrize("command", ["report", "show"])
 def test_odd_values_in_results(command: str, key: str, odd: str, box: Sandbox, run: Path) -> None:
     """The good one is shown, the odd one named."""

@@ -11,19 +11,30 @@ from tests.hostile import fuzzing
 from tests.hostile.harness import Sandbox
 
 FEW, MANY = 200, 10_000
-COUNTS = [int(os.environ["MIXVIEW_FUZZ"])] if "MIXVIEW_FUZZ" in os.environ else [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
+COUNTS = (
+    [int(os.environ["MIXVIEW_FUZZ"])]
+    if "MIXVIEW_FUZZ" in os.environ
+    else [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
+)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("reader", fuzzing.READERS)
 def test_files(reader: str, count: int, box: Sandbox) -> None:
     options = {"reader": reader, "count": count}
-    box.start({"call": "tests.hostile.fuzzing:fuzz", "options": options}, [reader], seconds=3000).succeeded(seconds=3000)
+    box.start({"call": "tests.hostile.fuzzing:fuzz", "options": options}, [reader], seconds=3000).succeeded(
+        seconds=3000
+    )
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_answers_of_servers(count: int, box: Sandbox) -> None:
-    outcome = box.start({"call": "tests.hostile.fuzzing:fuzz_http", "options": {"count": count}}, ["http"], servers=[("127.0.0.1", 0)], seconds=3000)
+    outcome = box.start(
+        {"call": "tests.hostile.fuzzing:fuzz_http", "options": {"count": count}},
+        ["http"],
+        servers=[("127.0.0.1", 0)],
+        seconds=3000,
+    )
     outcome.succeeded(seconds=3000)
 
 

@@ -57,7 +57,6 @@ def test_notices(kind: str, box: Sandbox) -> None:
 
 
 def test_a_good_command_is_harmless(box: Sandbox) -> None:
-    (box.work / "out").mkdir()
     box.run("data", "show", "scenes", "--out", "out/a.png", "--count", "2").succeeded("wrote")
 
 

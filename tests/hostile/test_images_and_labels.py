@@ -14,8 +14,29 @@ from tests.hostile.harness import Sandbox
 from tests.hostile.writing import KNN, SMALL, npy_bytes, npy_header, write_photos, zip_bytes
 
 EMBED = ("embed", "pixels", "--size", "16", *SMALL, "--out", "out/a.npy", "--data")
-PRETRAIN = ("pretrain", "--backbone", "small", "--size", "16", "--batch", "2", "--epochs", "1", *SMALL, "--watch.tensorboard", "false",
-            "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8", "--out", "out", "--data")  # fmt: skip
+PRETRAIN = (
+    "pretrain",
+    "--backbone",
+    "small",
+    "--size",
+    "16",
+    "--batch",
+    "2",
+    "--epochs",
+    "1",
+    *SMALL,
+    "--watch.tensorboard",
+    "false",
+    "--watch.estimate",
+    "false",
+    "--head.hidden",
+    "16",
+    "--head.dim",
+    "8",
+    "--out",
+    "out",
+    "--data",
+)
 
 BROKEN: dict[str, bytes] = {
     "empty": b"",
@@ -85,7 +106,13 @@ def write_arrays(box: Sandbox, labels: object, test_labels: object) -> None:
     """An .npz whose test images are its training images, in another order, with their labels."""
     count = 30
     images = np.random.default_rng(0).integers(0, 255, (count, 16, 16, 3), dtype=np.uint8)
-    np.savez(box.work / "a.npz", train_images=images, test_images=images[::-1], train_labels=np.asarray(labels), test_labels=np.asarray(test_labels))
+    np.savez(
+        box.work / "a.npz",
+        train_images=images,
+        test_images=images[::-1],
+        train_labels=np.asarray(labels),
+        test_labels=np.asarray(test_labels),
+    )
 
 
 def write_list(box: Sandbox, name: str, labels: list[str]) -> None:
@@ -103,49 +130,119 @@ def write_list(box: Sandbox, name: str, labels: list[str]) -> None:
 WORDS, NUMBERS = ["b", "a", "c"], ["1", "0", "2"]
 
 
-@pytest.mark.parametrize(("train", "test", "says"), [
-    (WORDS, NUMBERS, "label|class"), (NUMBERS, WORDS, "label|class"), (WORDS, ["b", "a", "d"], "class|label|d"),
-    (["1", "", "2"], NUMBERS, "label"), (NUMBERS, ["1", "", "2"], "label"), (["01", "0", "2"], NUMBERS, ""), (["1.0", "0.0", "2.0"], NUMBERS, ""),
-    (["9" * 31, "0", "2"], NUMBERS, "label|9999"), (["-1", "0", "2"], ["-1", "0", "2"], ""), (["nan", "0", "2"], NUMBERS, "label|nan"),
-    (["9" * 31] * 3, ["9" * 31] * 3, "label|class|9999"), ([" a", "b", "c"], ["a", "b", "c"], ""), (["A", "b", "c"], ["a", "b", "c"], "class|label"),
-    (["1e3", "0", "2"], NUMBERS, "label|1e3"), (["٣", "0", "2"], NUMBERS, "label|class"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("train", "test", "says"),
+    [
+        (WORDS, NUMBERS, "label|class"),
+        (NUMBERS, WORDS, "label|class"),
+        (WORDS, ["b", "a", "d"], "class|label|d"),
+        (["1", "", "2"], NUMBERS, "label"),
+        (NUMBERS, ["1", "", "2"], "label"),
+        (["01", "0", "2"], NUMBERS, ""),
+        (["1.0", "0.0", "2.0"], NUMBERS, ""),
+        (["9" * 31, "0", "2"], NUMBERS, "label|9999"),
+        (["-1", "0", "2"], ["-1", "0", "2"], ""),
+        (["nan", "0", "2"], NUMBERS, "label|nan"),
+        (["9" * 31] * 3, ["9" * 31] * 3, "label|class|9999"),
+        ([" a", "b", "c"], ["a", "b", "c"], ""),
+        (["A", "b", "c"], ["a", "b", "c"], "class|label"),
+        (["1e3", "0", "2"], NUMBERS, "label|1e3"),
+        (["٣", "0", "2"], NUMBERS, "label|class"),
+    ],
+    ids=str,
+)
 def test_labels_that_do_not_fit(train: list[str], test: list[str], says: str, box: Sandbox) -> None:
     """Either refused, or right: images of a class are all alike, so that a comparison by name finds 100 %."""
     write_list(box, "train", train * 10)
     write_list(box, "test", test * 5)
-    outcome = box.run("evaluate", "knn", "pixels", "--size", "16", "--data", "train.csv", "--test_data", "test.csv", "--k", "1", *SMALL, "--out", "out")
+    outcome = box.run(
+        "evaluate",
+        "knn",
+        "pixels",
+        "--size",
+        "16",
+        "--data",
+        "train.csv",
+        "--test_data",
+        "test.csv",
+        "--k",
+        "1",
+        *SMALL,
+        "--out",
+        "out",
+    )
     if outcome.status:
         outcome.refused(*filter(None, [says]))
     else:
         outcome.succeeded("100.0 %")
 
 
-@pytest.mark.parametrize("labels", [
-    [-1] * 30, [2**62] * 30, list(range(30)), [0.5] * 30, [float("nan")] * 30, [True] * 30, ["a"] * 30, [[0]] * 30, [0] * 29, [], [None] * 30, [9e18] * 30,
-], ids=lambda labels: str(labels)[:14])  # fmt: skip
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [-1] * 30,
+        [2**62] * 30,
+        list(range(30)),
+        [0.5] * 30,
+        [float("nan")] * 30,
+        [True] * 30,
+        ["a"] * 30,
+        [[0]] * 30,
+        [0] * 29,
+        [],
+        [None] * 30,
+        [9e18] * 30,
+    ],
+    ids=lambda labels: str(labels)[:14],
+)
 def test_labels_of_arrays(labels: list[object], box: Sandbox) -> None:
-    box.write("a.npz", zip_bytes({
-        "images.npy": npy_bytes(np.zeros((30, 8, 8, 3), np.uint8)), "labels.npy": npy_bytes(np.array(labels)),
-    }))  # fmt: skip
+    box.write(
+        "a.npz",
+        zip_bytes(
+            {
+                "images.npy": npy_bytes(np.zeros((30, 8, 8, 3), np.uint8)),
+                "labels.npy": npy_bytes(np.array(labels)),
+            }
+        ),
+    )
     box.run(*EMBED, "a.npz").answered()
 
 
 NPZ = {
-    "empty": b"", "no-zip": b"PK\x03\x04", "no-images": zip_bytes({"x.npy": npy_bytes(np.zeros(3))}), "empty-zip": zip_bytes({}),
-    "floats": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 8, 8, 3)))}), "flat": zip_bytes({"images.npy": npy_bytes(np.zeros(9, np.uint8))}),
-    "no-pixels": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 0, 8, 3), np.uint8))}), "none": zip_bytes({"images.npy": npy_bytes(np.zeros((0, 8, 8, 3), np.uint8))}),
-    "half": zip_bytes({"images.npy": npy_bytes(np.zeros((9, 8, 8, 3), np.uint8))[:500]}), "no-npy": zip_bytes({"images.npy": b"hello"}),
-    "huge": zip_bytes({"images.npy": npy_header((10**6, 1000, 1000, 3))}), "huge-stored": zip_bytes({"images.npy": npy_header((10**6, 1000, 1000, 3))}, 0),
-    "negative": zip_bytes({"images.npy": npy_header((-1, 8, 8, 3))}), "overflow": zip_bytes({"images.npy": npy_header((2**62, 2**62, 8, 3))}),
-    "overflow-stored": zip_bytes({"images.npy": npy_header((2**62, 2**62, 8, 3))}, 0), "code": zip_bytes({"images.npy": b"\x93NUMPY\x01\x00\x10\x00__import__('os')"}),
-    "many-channels": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 8, 8, 99), np.uint8))}), "two-channels": zip_bytes({"images.npy": npy_bytes(np.zeros((4, 8, 8, 2), np.uint8))}),
-    "jpeg-no-offsets": zip_bytes({"jpeg.npy": npy_bytes(np.zeros(9, np.uint8))}), "nested": zip_bytes({"../images.npy": npy_bytes(np.zeros((2, 8, 8, 3), np.uint8))}),
-    "bad-offsets": zip_bytes({"jpeg.npy": npy_bytes(np.zeros(9, np.uint8)), "offsets.npy": npy_bytes(np.array([0, 10**15, 9]))}),
-    "version-9": zip_bytes({"images.npy": b"\x93NUMPY\x09\x00\x10\x00"}), "deep": zip_bytes({"images.npy": b"\x93NUMPY\x01\x00\x00\x10" + b"(" * 4096}),
-    "big-endian": zip_bytes({"images.npy": npy_bytes(np.zeros((4, 8, 8, 3), ">u2"))}), "text": zip_bytes({"images.npy": npy_bytes(np.array(["a", "b"]))}),
-    "same-twice": zip_bytes({"images.npy": npy_bytes(np.zeros((4, 8, 8, 3), np.uint8)), "a/images.npy": npy_bytes(np.zeros((4, 8, 8, 3), np.uint8))}),
-}  # fmt: skip
+    "empty": b"",
+    "no-zip": b"PK\x03\x04",
+    "no-images": zip_bytes({"x.npy": npy_bytes(np.zeros(3))}),
+    "empty-zip": zip_bytes({}),
+    "floats": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 8, 8, 3)))}),
+    "flat": zip_bytes({"images.npy": npy_bytes(np.zeros(9, np.uint8))}),
+    "no-pixels": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 0, 8, 3), np.uint8))}),
+    "none": zip_bytes({"images.npy": npy_bytes(np.zeros((0, 8, 8, 3), np.uint8))}),
+    "half": zip_bytes({"images.npy": npy_bytes(np.zeros((9, 8, 8, 3), np.uint8))[:500]}),
+    "no-npy": zip_bytes({"images.npy": b"hello"}),
+    "huge": zip_bytes({"images.npy": npy_header((10**6, 1000, 1000, 3))}),
+    "huge-stored": zip_bytes({"images.npy": npy_header((10**6, 1000, 1000, 3))}, 0),
+    "negative": zip_bytes({"images.npy": npy_header((-1, 8, 8, 3))}),
+    "overflow": zip_bytes({"images.npy": npy_header((2**62, 2**62, 8, 3))}),
+    "overflow-stored": zip_bytes({"images.npy": npy_header((2**62, 2**62, 8, 3))}, 0),
+    "code": zip_bytes({"images.npy": b"\x93NUMPY\x01\x00\x10\x00__import__('os')"}),
+    "many-channels": zip_bytes({"images.npy": npy_bytes(np.zeros((2, 8, 8, 99), np.uint8))}),
+    "two-channels": zip_bytes({"images.npy": npy_bytes(np.zeros((4, 8, 8, 2), np.uint8))}),
+    "jpeg-no-offsets": zip_bytes({"jpeg.npy": npy_bytes(np.zeros(9, np.uint8))}),
+    "nested": zip_bytes({"../images.npy": npy_bytes(np.zeros((2, 8, 8, 3), np.uint8))}),
+    "bad-offsets": zip_bytes(
+        {"jpeg.npy": npy_bytes(np.zeros(9, np.uint8)), "offsets.npy": npy_bytes(np.array([0, 10**15, 9]))}
+    ),
+    "version-9": zip_bytes({"images.npy": b"\x93NUMPY\x09\x00\x10\x00"}),
+    "deep": zip_bytes({"images.npy": b"\x93NUMPY\x01\x00\x00\x10" + b"(" * 4096}),
+    "big-endian": zip_bytes({"images.npy": npy_bytes(np.zeros((4, 8, 8, 3), ">u2"))}),
+    "text": zip_bytes({"images.npy": npy_bytes(np.array(["a", "b"]))}),
+    "same-twice": zip_bytes(
+        {
+            "images.npy": npy_bytes(np.zeros((4, 8, 8, 3), np.uint8)),
+            "a/images.npy": npy_bytes(np.zeros((4, 8, 8, 3), np.uint8)),
+        }
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", NPZ)
@@ -155,10 +252,26 @@ def test_odd_arrays(kind: str, box: Sandbox) -> None:
 
 
 LISTS = {
-    "empty": "", "comment": "# x\n", "absent": "absent.png\n", "half-labels": "a.png 1\nb.png\n", "fifo": "fifo.png\n", "zero": "/dev/zero\n", "null": "/dev/null\n",
-    "folder": "photos\n", "itself": "list.txt\n", "nul": "a\x00b.png\n", "long": "x" * 100_000 + ".png\n", "url": "http://127.0.0.1:9/x.png\n", "stdin": "/dev/stdin\n",
-    "not-utf-8": "caf\udce9.png\n", "many": "absent.png\n" * 10_000, "tab": "a.png\t\n", "random": "/dev/urandom\n", "proc": "/proc/self/mem\n", "tty": "/dev/tty\n",
-}  # fmt: skip
+    "empty": "",
+    "comment": "# x\n",
+    "absent": "absent.png\n",
+    "half-labels": "a.png 1\nb.png\n",
+    "fifo": "fifo.png\n",
+    "zero": "/dev/zero\n",
+    "null": "/dev/null\n",
+    "folder": "photos\n",
+    "itself": "list.txt\n",
+    "nul": "a\x00b.png\n",
+    "long": "x" * 100_000 + ".png\n",
+    "url": "http://127.0.0.1:9/x.png\n",
+    "stdin": "/dev/stdin\n",
+    "not-utf-8": "caf\udce9.png\n",
+    "many": "absent.png\n" * 10_000,
+    "tab": "a.png\t\n",
+    "random": "/dev/urandom\n",
+    "proc": "/proc/self/mem\n",
+    "tty": "/dev/tty\n",
+}
 
 
 @pytest.mark.parametrize("kind", LISTS)
@@ -171,10 +284,20 @@ def test_odd_lists(command: str, kind: str, box: Sandbox) -> None:
 
 
 CSVS = {
-    "empty": "", "header": "path,label\n", "no-path": "x,y\n1,2\n", "short-row": "path,label\na.png\n", "quotes": 'path,label\n"a.png\n', "nul": "path,label\na\x00,b\n",
-    "huge-field": "path,label\n" + "x" * 200_000 + ",b\n", "two-paths": "path,path\na.png,b.png\n", "semicolons": "path;label\na.png;b\n", "no-label": "path,label\na.png,\n",
-    "bom": "\ufeffpath,label\nabsent.png,b\n", "spaces": "path , label\nabsent.png , b\n", "rows": "path\n" + "\n" * 1000,
-}  # fmt: skip
+    "empty": "",
+    "header": "path,label\n",
+    "no-path": "x,y\n1,2\n",
+    "short-row": "path,label\na.png\n",
+    "quotes": 'path,label\n"a.png\n',
+    "nul": "path,label\na\x00,b\n",
+    "huge-field": "path,label\n" + "x" * 200_000 + ",b\n",
+    "two-paths": "path,path\na.png,b.png\n",
+    "semicolons": "path;label\na.png;b\n",
+    "no-label": "path,label\na.png,\n",
+    "bom": "\ufeffpath,label\nabsent.png,b\n",
+    "spaces": "path , label\nabsent.png , b\n",
+    "rows": "path\n" + "\n" * 1000,
+}
 
 
 @pytest.mark.parametrize("kind", CSVS)
@@ -215,7 +338,9 @@ def test_things_that_are_no_files_in_a_folder(what: str, box: Sandbox) -> None:
 def test_a_killed_data_worker(box: Sandbox) -> None:
     """What the kernel does when memory is short."""
     write_photos(box.work / "photos", 8)
-    outcome = box.start({"call": "tests.hostile.test_images_and_labels:train_and_kill_a_worker", "options": {}}, ["kill"], seconds=60)
+    outcome = box.start(
+        {"call": "tests.hostile.test_images_and_labels:train_and_kill_a_worker", "options": {}}, ["kill"], seconds=60
+    )
     outcome.harmless(seconds=60)
     assert outcome.status == 1, outcome.story
     assert "worker" in outcome.stderr

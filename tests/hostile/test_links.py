@@ -12,8 +12,17 @@ from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox, sometimes
 from tests.hostile.writing import SMALL, STUDY, write_photos
 
-FILES = (".lock", "views.png", "encoder.safetensors", "status.json", "metrics.jsonl", "config.yaml", "environment.json",
-         "data.json", "images.npz")  # fmt: skip
+FILES = (
+    ".lock",
+    "views.png",
+    "encoder.safetensors",
+    "status.json",
+    "metrics.jsonl",
+    "config.yaml",
+    "environment.json",
+    "data.json",
+    "images.npz",
+)
 FOLDERS = ("checkpoints", "tensorboard", "evaluations")
 RESUME = ("pretrain", "--resume", "--out", "run", "--epochs", "2")
 
@@ -98,23 +107,63 @@ def test_temporary_names_cannot_be_guessed(box: Sandbox) -> None:
 @pytest.mark.parametrize("command", ["report", "embed", "figure", "export", "data-show", "neighbours"])
 def test_a_link_where_a_command_writes(command: str, box: Sandbox, run: Path) -> None:
     """The user names a folder that somebody else has put links into."""
-    names = {"report": "a.html", "embed": "a.npy", "figure": "a.png", "export": "model.pth", "data-show": "a.png",
-             "neighbours": "a.png"}  # fmt: skip
+    names = {
+        "report": "a.html",
+        "embed": "a.npy",
+        "figure": "a.png",
+        "export": "model.pth",
+        "data-show": "a.png",
+        "neighbours": "a.png",
+    }
     (box.work / "out" / names[command]).symlink_to(box.canary / "precious.txt")
     lines = {
         "report": ("report", "run", "--out", "out/a.html", *SMALL),
-        "embed": ("embed", "pixels", "--data", "scenes", "--data_options", '{"count": 8, "size": 16}', "--out", "out/a.npy", *SMALL),
+        "embed": (
+            "embed",
+            "pixels",
+            "--data",
+            "scenes",
+            "--data_options",
+            '{"count": 8, "size": 16}',
+            "--out",
+            "out/a.npy",
+            *SMALL,
+        ),
         "figure": ("figure", "beta", "run", "--out", "out/a"),
         "export": ("export", "run", "--format", "torchvision", "--out", "out"),
         "data-show": ("data", "show", "scenes", "--count", "2", "--out", "out/a.png"),
-        "neighbours": ("neighbours", "pixels", "--data", "scenes", "--data_options", '{"count": 8, "size": 16}',
-                       "--find", "outliers", "--out", "out/a.png", *SMALL),
-    }  # fmt: skip
+        "neighbours": (
+            "neighbours",
+            "pixels",
+            "--data",
+            "scenes",
+            "--data_options",
+            '{"count": 8, "size": 16}',
+            "--find",
+            "outliers",
+            "--out",
+            "out/a.png",
+            *SMALL,
+        ),
+    }
     box.run(*lines[command], writes=["out", "run"]).answered()
 
 
-LABELS = ("../../canary/x", "../escaped", "/proc/mixview-escaped", "..", ".", "a/b", "a\\b", "con", "x" * 300, "\x00",
-          "-rf", "$(id)", "a\nb")  # fmt: skip
+LABELS = (
+    "../../canary/x",
+    "../escaped",
+    "/proc/mixview-escaped",
+    "..",
+    ".",
+    "a/b",
+    "a\\b",
+    "con",
+    "x" * 300,
+    "\x00",
+    "-rf",
+    "$(id)",
+    "a\nb",
+)
 
 
 @pytest.mark.parametrize("axis", ["data", "methods", "objectives", "evaluate"])
@@ -128,9 +177,18 @@ def test_labels_of_a_study_that_lead_outside(label: str, axis: str, box: Sandbox
     assert all((box.work / "study") in path.parents for path in written)
 
 
-PICTURES = ("![x](../secret.txt)", "![x](../../canary/precious.txt)", "![x](/etc/passwd)", "![x](file:///etc/passwd)",
-            "<img src='../secret.txt'>", "![x](http://127.0.0.1:1/x.png)", "[![x](../secret.txt)](x)",
-            "![x][r]\n\n[r]: ../secret.txt", "<script>alert(1)</script>", "[x](javascript:alert(1))")  # fmt: skip
+PICTURES = (
+    "![x](../secret.txt)",
+    "![x](../../canary/precious.txt)",
+    "![x](/etc/passwd)",
+    "![x](file:///etc/passwd)",
+    "<img src='../secret.txt'>",
+    "![x](http://127.0.0.1:1/x.png)",
+    "[![x](../secret.txt)](x)",
+    "![x][r]\n\n[r]: ../secret.txt",
+    "<script>alert(1)</script>",
+    "[x](javascript:alert(1))",
+)
 
 
 @pytest.mark.parametrize("picture", sometimes(PICTURES, PICTURES[:3] + PICTURES[-2:]), ids=lambda text: text[:22])
@@ -138,8 +196,11 @@ PICTURES = ("![x](../secret.txt)", "![x](../../canary/precious.txt)", "![x](/etc
 def test_pictures_and_scripts_in_the_text_of_a_study(where: str, picture: str, box: Sandbox) -> None:
     secret = "a secret of the user's that is on no page"
     box.write("secret.txt", secret)
-    study = STUDY | ({"about": {"what": picture, "cost": picture}} if where == "about" else
-                     {"objectives": {picture: {"objective": "sim"}}, "baseline": picture})  # fmt: skip
+    study = STUDY | (
+        {"about": {"what": picture, "cost": picture}}
+        if where == "about"
+        else {"objectives": {picture: {"objective": "sim"}}, "baseline": picture}
+    )
     box.write("study/a/study.yaml", yaml.safe_dump(study))
     box.run("study", "show", "study", writes=["study"]).answered()
     page = box.work / "study" / "results.html"
@@ -195,10 +256,14 @@ def test_paths_in_annotations_that_lead_outside(kind: str, name: str, box: Sandb
     if kind == "list":
         box.write("files.txt", f"{name}\n")
     elif kind == "coco":
-        box.write("set/annotations/instances_train2017.json", {
-            "images": [{"id": 1, "file_name": name, "height": 8, "width": 8}], "annotations": [],
-            "categories": [{"id": 1, "name": "x"}],
-        })  # fmt: skip
+        box.write(
+            "set/annotations/instances_train2017.json",
+            {
+                "images": [{"id": 1, "file_name": name, "height": 8, "width": 8}],
+                "annotations": [],
+                "categories": [{"id": 1, "name": "x"}],
+            },
+        )
         (box.work / "set" / "train2017").mkdir()
     else:
         box.write("set/VOC2007/ImageSets/Main/trainval.txt", f"{name}\n")
@@ -217,6 +282,10 @@ def test_an_archive_does_not_unpack(box: Sandbox) -> None:
 
 def test_names_of_images_on_the_page_and_in_lists(box: Sandbox) -> None:
     box.write("a.npz", b"")
-    np.savez(box.work / "a.npz", images=np.zeros((4, 8, 8, 3), np.uint8), classes=np.array(["../x", "<b>"]),
-             labels=np.array([0, 1, 0, 1]))  # fmt: skip
+    np.savez(
+        box.work / "a.npz",
+        images=np.zeros((4, 8, 8, 3), np.uint8),
+        classes=np.array(["../x", "<b>"]),
+        labels=np.array([0, 1, 0, 1]),
+    )
     box.run("embed", "pixels", "--data", "a.npz", "--out", "out/a.npy", *SMALL).succeeded()

@@ -11,48 +11,176 @@ from tests.hostile.harness import Sandbox, sometimes
 from tests.hostile.writing import KNN, SMALL, write_encoder, write_photos
 
 REFUSED: tuple[tuple[str, str], ...] = (
-    ("--batch", "0"), ("--batch", "-1"), ("--batch", "1"), ("--batch", "33"), ("--batch", "1000000000"), ("--batch", "many"),
-    ("--batch", "1.5"), ("--epochs", "0"), ("--epochs", "-1"), ("--epochs", "1e3x"), ("--epochs", "99999999999999999999"),
-    ("--size", "0"), ("--size", "-5"), ("--size", "1000000"), ("--size", "7x7"), ("--size", "1"),
-    ("--channels", "0"), ("--channels", "-1"), ("--channels", "4"), ("--channels", "1000000"),
-    ("--workers", "-1"), ("--workers", "x"), ("--workers", "100000"),
-    ("--accumulate", "0"), ("--accumulate", "-1"), ("--accumulate", "1000"),
-    ("--seed", "-1"), ("--seed", "1.5"), ("--seed", "99999999999999999999999"),
-    ("--watch.log_every", "0"), ("--watch.log_every", "-1"), ("--watch.look_every", "-1"), ("--watch.images", "-1"),
-    ("--watch.hold_out", "2"), ("--watch.hold_out", "nan"), ("--watch.hold_out", "-0.5"), ("--watch.keep", "0"),
-    ("--watch.keep", "-1"), ("--watch.checkpoint_every", "-1"),
-    ("--accelerator", "cuda"), ("--accelerator", "tpu"), ("--accelerator", "gpux"), ("--accelerator", ""),
-    ("--devices", "0"), ("--devices", "-1"), ("--devices", "0,1"), ("--devices", "x"), ("--nodes", "0"), ("--nodes", "-1"),
-    ("--precision", "64"), ("--method", "mocov3"), ("--objective", "x"), ("--stem", "x"),
-    ("--head.temperature", "0"), ("--head.temperature", "-1"), ("--head.temperature", "nan"), ("--head.temperature", "inf"),
-    ("--head.dim", "0"), ("--head.dim", "-1"), ("--head.hidden", "0"), ("--head.hidden", "1000000000"), ("--head.bn_splits", "0"),
-    ("--head.momentum", "2"), ("--head.momentum", "nan"), ("--head.queue_size", "-1"), ("--head.queue_size", "1000000000000"),
-    ("--mixing.alpha", "0"), ("--mixing.alpha", "-1"), ("--mixing.alpha", "nan"), ("--mixing.alpha", "inf"),
-    ("--mixing.share", "2"), ("--mixing.share", "nan"), ("--mixing.weight", "nan"), ("--mixing.weight", "inf"),
-    ("--mixing.mix_groups", "0"), ("--mixing.mix_groups", "-1"), ("--mixing.mix_groups", "1000"), ("--mixing.mixer", "cut-mix"),
-    ("--mixing.ramp", "[2, 1]"), ("--mixing.ramp", "[0.5]"), ("--mixing.ramp", "[nan, 1]"),
-    ("--optimizer.lr", "-1"), ("--optimizer.lr", "nan"), ("--optimizer.lr", "inf"), ("--optimizer.name", "adamx"),
-    ("--optimizer.weight_decay", "nan"), ("--optimizer.weight_decay", "-1"), ("--optimizer.momentum", "2"),
-    ("--optimizer.warmup_epochs", "-1"), ("--optimizer.warmup_epochs", "10"), ("--optimizer.betas", "[2, 2]"),
-    ("--optimizer.clip", "-1"), ("--optimizer.gamma", "nan"), ("--optimizer.milestones", "[-1]"),
-    ("--smallest_crop", "0"), ("--smallest_crop", "2"), ("--smallest_crop", "nan"), ("--smallest_crop", "-1"),
-    ("--augment", "simclrx"), ("--augment", ""), ("--augment_on", "gpu"), ("--max_time", "soon"), ("--max_time", "-1h"),
-    ("--max_time", ""), ("--max_time", "0"), ("--backbone", ""), ("--backbone", "resnet5000"), ("--backbone", "../x"), ("--backbone", ":"),
-    ("--backbone", "a:b:c"), ("--weights", "absent.pth"), ("--weights", ""), ("--weights", "/dev/null"), ("--weights", "."),
-    ("--data", ""), ("--data", "absent"), ("--data", "/dev/null"), ("--data", "/dev/zero"), ("--data", "\\x00"), ("--data", "~nobody/x"),
-    ("--data", "http://"), ("--data", "file:///etc/passwd"), ("--data", "ftp://127.0.0.1/x.tar"), ("--data", "s3://bucket/x.tar"),
-    ("--split", "nope"), ("--split", "train[5:2]"), ("--split", "train[a:b]"), ("--split", "train["), ("--split", ""),
-    ("--split", "train[0:0]"), ("--split", "train[99999999999999999999:]"),
-    ("--validation", "absent"), ("--validation_split", "nope"), ("--recipe", "absent.yaml"), ("--recipe", "no/such"), ("--recipe", ""),
-    ("--recipe", "/dev/null"), ("--config", "absent.yaml"), ("--config", "/dev/null"), ("--config", "{"), ("--config", "[]"), ("--config", "3"),
-    ("--data_options", "{"), ("--data_options", "[]"), ("--data_options", "3"), ("--data_options", '{"split": "val"}'),
-    ("--data_options", '{"count": -1}'), ("--data_options", '{"count": "many"}'), ("--data_options", '{"count": null}'),
-    ("--data_options", '{"count": [1]}'), ("--data_options", '{"count": 1e99}'), ("--data_options", '{"count": 99999999999999999}'),
-    ("--data_options", '{"size": 0}'), ("--data_options", '{"size": 100000}'), ("--data_options", '{"size": "x"}'),
-    ("--data_options", '{"cuont": 3}'), ("--data_options", '{"seed": "x"}'), ("--data_options", '{"kind": 3}'), ("--data_options", '{"spec": "x"}'),
-    ("--out", ""), ("--out", "/dev/null"), ("--out", "/proc/x"), ("--out", "/dev/null/x"), ("--out", "x" * 5000), ("--out", "file.txt"),
-    ("--compile", "maybe"), ("--resume", "maybe"), ("--bacth", "16"), ("--zero_init", "3"),
-)  # fmt: skip
+    ("--batch", "0"),
+    ("--batch", "-1"),
+    ("--batch", "1"),
+    ("--batch", "33"),
+    ("--batch", "1000000000"),
+    ("--batch", "many"),
+    ("--batch", "1.5"),
+    ("--epochs", "0"),
+    ("--epochs", "-1"),
+    ("--epochs", "1e3x"),
+    ("--epochs", "99999999999999999999"),
+    ("--size", "0"),
+    ("--size", "-5"),
+    ("--size", "1000000"),
+    ("--size", "7x7"),
+    ("--size", "1"),
+    ("--channels", "0"),
+    ("--channels", "-1"),
+    ("--channels", "4"),
+    ("--channels", "1000000"),
+    ("--workers", "-1"),
+    ("--workers", "x"),
+    ("--workers", "100000"),
+    ("--accumulate", "0"),
+    ("--accumulate", "-1"),
+    ("--accumulate", "1000"),
+    ("--seed", "-1"),
+    ("--seed", "1.5"),
+    ("--seed", "99999999999999999999999"),
+    ("--watch.log_every", "0"),
+    ("--watch.log_every", "-1"),
+    ("--watch.look_every", "-1"),
+    ("--watch.images", "-1"),
+    ("--watch.hold_out", "2"),
+    ("--watch.hold_out", "nan"),
+    ("--watch.hold_out", "-0.5"),
+    ("--watch.keep", "0"),
+    ("--watch.keep", "-1"),
+    ("--watch.checkpoint_every", "-1"),
+    ("--accelerator", "cuda"),
+    ("--accelerator", "tpu"),
+    ("--accelerator", "gpux"),
+    ("--accelerator", ""),
+    ("--devices", "0"),
+    ("--devices", "-1"),
+    ("--devices", "0,1"),
+    ("--devices", "x"),
+    ("--nodes", "0"),
+    ("--nodes", "-1"),
+    ("--precision", "64"),
+    ("--method", "mocov3"),
+    ("--objective", "x"),
+    ("--stem", "x"),
+    ("--head.temperature", "0"),
+    ("--head.temperature", "-1"),
+    ("--head.temperature", "nan"),
+    ("--head.temperature", "inf"),
+    ("--head.dim", "0"),
+    ("--head.dim", "-1"),
+    ("--head.hidden", "0"),
+    ("--head.hidden", "1000000000"),
+    ("--head.bn_splits", "0"),
+    ("--head.momentum", "2"),
+    ("--head.momentum", "nan"),
+    ("--head.queue_size", "-1"),
+    ("--head.queue_size", "1000000000000"),
+    ("--mixing.alpha", "0"),
+    ("--mixing.alpha", "-1"),
+    ("--mixing.alpha", "nan"),
+    ("--mixing.alpha", "inf"),
+    ("--mixing.share", "2"),
+    ("--mixing.share", "nan"),
+    ("--mixing.weight", "nan"),
+    ("--mixing.weight", "inf"),
+    ("--mixing.mix_groups", "0"),
+    ("--mixing.mix_groups", "-1"),
+    ("--mixing.mix_groups", "1000"),
+    ("--mixing.mixer", "cut-mix"),
+    ("--mixing.ramp", "[2, 1]"),
+    ("--mixing.ramp", "[0.5]"),
+    ("--mixing.ramp", "[nan, 1]"),
+    ("--optimizer.lr", "-1"),
+    ("--optimizer.lr", "nan"),
+    ("--optimizer.lr", "inf"),
+    ("--optimizer.name", "adamx"),
+    ("--optimizer.weight_decay", "nan"),
+    ("--optimizer.weight_decay", "-1"),
+    ("--optimizer.momentum", "2"),
+    ("--optimizer.warmup_epochs", "-1"),
+    ("--optimizer.warmup_epochs", "10"),
+    ("--optimizer.betas", "[2, 2]"),
+    ("--optimizer.clip", "-1"),
+    ("--optimizer.gamma", "nan"),
+    ("--optimizer.milestones", "[-1]"),
+    ("--smallest_crop", "0"),
+    ("--smallest_crop", "2"),
+    ("--smallest_crop", "nan"),
+    ("--smallest_crop", "-1"),
+    ("--augment", "simclrx"),
+    ("--augment", ""),
+    ("--augment_on", "gpu"),
+    ("--max_time", "soon"),
+    ("--max_time", "-1h"),
+    ("--max_time", ""),
+    ("--max_time", "0"),
+    ("--backbone", ""),
+    ("--backbone", "resnet5000"),
+    ("--backbone", "../x"),
+    ("--backbone", ":"),
+    ("--backbone", "a:b:c"),
+    ("--weights", "absent.pth"),
+    ("--weights", ""),
+    ("--weights", "/dev/null"),
+    ("--weights", "."),
+    ("--data", ""),
+    ("--data", "absent"),
+    ("--data", "/dev/null"),
+    ("--data", "/dev/zero"),
+    ("--data", "\\x00"),
+    ("--data", "~nobody/x"),
+    ("--data", "http://"),
+    ("--data", "file:///etc/passwd"),
+    ("--data", "ftp://127.0.0.1/x.tar"),
+    ("--data", "s3://bucket/x.tar"),
+    ("--split", "nope"),
+    ("--split", "train[5:2]"),
+    ("--split", "train[a:b]"),
+    ("--split", "train["),
+    ("--split", ""),
+    ("--split", "train[0:0]"),
+    ("--split", "train[99999999999999999999:]"),
+    ("--validation", "absent"),
+    ("--validation_split", "nope"),
+    ("--recipe", "absent.yaml"),
+    ("--recipe", "no/such"),
+    ("--recipe", ""),
+    ("--recipe", "/dev/null"),
+    ("--config", "absent.yaml"),
+    ("--config", "/dev/null"),
+    ("--config", "{"),
+    ("--config", "[]"),
+    ("--config", "3"),
+    ("--data_options", "{"),
+    ("--data_options", "[]"),
+    ("--data_options", "3"),
+    ("--data_options", '{"split": "val"}'),
+    ("--data_options", '{"count": -1}'),
+    ("--data_options", '{"count": "many"}'),
+    ("--data_options", '{"count": null}'),
+    ("--data_options", '{"count": [1]}'),
+    ("--data_options", '{"count": 1e99}'),
+    ("--data_options", '{"count": 99999999999999999}'),
+    ("--data_options", '{"size": 0}'),
+    ("--data_options", '{"size": 100000}'),
+    ("--data_options", '{"size": "x"}'),
+    ("--data_options", '{"cuont": 3}'),
+    ("--data_options", '{"seed": "x"}'),
+    ("--data_options", '{"kind": 3}'),
+    ("--data_options", '{"spec": "x"}'),
+    ("--out", ""),
+    ("--out", "/dev/null"),
+    ("--out", "/proc/x"),
+    ("--out", "/dev/null/x"),
+    ("--out", "x" * 5000),
+    ("--out", "file.txt"),
+    ("--compile", "maybe"),
+    ("--resume", "maybe"),
+    ("--bacth", "16"),
+    ("--zero_init", "3"),
+)
 
 
 def name_of(case: tuple[str, str]) -> str:
@@ -68,7 +196,9 @@ def test_refused(case: tuple[str, str], box: Sandbox) -> None:
         place = line.index(name)
         del line[place : place + 2]
     word = name.strip("-").rpartition(".")[2]
-    box.run(*line, f"{name}={value}", writes=["out"]).refused(f"{word}|{name}|{value[:10] or name}" if value.isalnum() else "mixview|error")
+    box.run(*line, f"{name}={value}", writes=["out"]).refused(
+        f"{word}|{name}|{value[:10] or name}" if value.isalnum() else "mixview|error"
+    )
 
 
 def test_nothing_is_left_after_a_mistake(box: Sandbox) -> None:
@@ -77,11 +207,29 @@ def test_nothing_is_left_after_a_mistake(box: Sandbox) -> None:
 
 
 EVALUATED: tuple[tuple[str, str], ...] = (
-    ("--device", "cuda"), ("--device", "x"), ("--device", ""), ("--device", "cuda:7"), ("--device", "meta"), ("--devices", "0"), ("--devices", "-1"),
-    ("--workers", "-1"), ("--size", "0"), ("--size", "-1"), ("--size", "1000000"), ("--channels", "0"), ("--channels", "4"), ("--stage", "res9"),
-    ("--shown", "x"), ("--out", ""), ("--out", "out/a.txt"), ("--out", "/dev/null/a.npy"), ("--kind", "x"), ("--split", "nope"),
-    ("--data_options", '{"split": "val"}'), ("--backbone", "os:system"),
-)  # fmt: skip
+    ("--device", "cuda"),
+    ("--device", "x"),
+    ("--device", ""),
+    ("--device", "cuda:7"),
+    ("--device", "meta"),
+    ("--devices", "0"),
+    ("--devices", "-1"),
+    ("--workers", "-1"),
+    ("--size", "0"),
+    ("--size", "-1"),
+    ("--size", "1000000"),
+    ("--channels", "0"),
+    ("--channels", "4"),
+    ("--stage", "res9"),
+    ("--shown", "x"),
+    ("--out", ""),
+    ("--out", "out/a.txt"),
+    ("--out", "/dev/null/a.npy"),
+    ("--kind", "x"),
+    ("--split", "nope"),
+    ("--data_options", '{"split": "val"}'),
+    ("--backbone", "os:system"),
+)
 
 
 @pytest.mark.parametrize("case", sometimes(EVALUATED, EVALUATED[::2]), ids=name_of)
@@ -97,11 +245,26 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [
-    ("--k", "0"), ("--k", "-1"), ("--k", "100000000"), ("--temperature", "0"), ("--temperature", "nan"), ("--temperature", "-1"),
-    ("--device", "cuda"), ("--devices", "0"), ("--train", "nope"), ("--test", "nope"), ("--test_data", "absent"), ("--seed", "-1"),
-    ("--size", "0"), ("--data_options", '{"split": "val"}'),
-], ids=name_of)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("--k", "0"),
+        ("--k", "-1"),
+        ("--k", "100000000"),
+        ("--temperature", "0"),
+        ("--temperature", "nan"),
+        ("--temperature", "-1"),
+        ("--device", "cuda"),
+        ("--devices", "0"),
+        ("--train", "nope"),
+        ("--test", "nope"),
+        ("--test_data", "absent"),
+        ("--seed", "-1"),
+        ("--size", "0"),
+        ("--data_options", '{"split": "val"}'),
+    ],
+    ids=name_of,
+)
 def test_refused_by_knn(case: tuple[str, str], box: Sandbox) -> None:
     line = [each for each in (*KNN, "--data", "scenes")]
     if case[0] in line:
@@ -113,24 +276,72 @@ def test_refused_by_knn(case: tuple[str, str], box: Sandbox) -> None:
 
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    (), ("",), ("nope",), ("--nope",), ("data",), ("data", "nope"), ("evaluate",), ("figure",), ("study",), ("study", "nope"),
-    ("study", "run", "nope"), ("study", "show", "absent"), ("report",), ("report", "absent"), ("report", "."), ("embed",),
-    ("embed", "absent/x", "--data", "scenes"), ("export", "absent/x"), ("import", "absent"), ("import", "."), ("import", "/dev/null"),
-    ("data", "show"), ("data", "show", "/dev/null"), ("data", "make"), ("data", "make", "/dev/null/x"), ("data", "make", "out", "--count", "-1"),
-    ("data", "make", "out", "--size", "0"), ("data", "make", "out", "--size", "1000000"), ("data", "make", "out", "--count", "0"),
-    ("data", "pack", "absent", "out/a.npz"), ("data", "pack", "scenes", "/dev/null"), ("data", "pack", "scenes", "out/a.npz", "--size", "0"),
-    ("data", "pack", "scenes", "out/a.npz", "--quality", "1000"), ("data", "show", "scenes", "--count", "0"), ("data", "show", "scenes", "--count", "-4"),
-    ("data", "show", "scenes", "--augment", "nope"), ("data", "show", "scenes", "--out", "out/a.nope"), ("data", "show", "scenes", "--out", ""),
-    ("figure", "mixtures", "--data", "absent"), ("figure", "beta", "absent"), ("figure", "beta", "--alphas", "[-1]"), ("figure", "beta", "--alphas", "[nan]"),
-    ("figure", "cost", "absent"), ("figure", "cost", "--batch", "0"), ("figure", "cost", "--rounds", "0"), ("figure", "alpha", "absent"),
-    ("neighbours", "pixels", "--data", "scenes", "--find", "nope"), ("neighbours", "pixels", "--data", "scenes", "--count", "0"),
-    ("neighbours", "pixels", "--data", "scenes", "--query", "absent.png"), ("pretrain",), ("pretrain", "scenes"), ("pretrain", "--data"),
-    ("evaluate", "show", "absent"), ("evaluate", "show", "."), ("recipes", "nope"), ("export", "small", "--format", "nope"),
-    ("export", "small", "--format", "onnx", "--out", ""), ("import", "x" * 5000), ("report", "x" * 5000), ("study", "run", "x" * 5000 + ".yaml"),
-)  # fmt: skip
+    (),
+    ("",),
+    ("nope",),
+    ("--nope",),
+    ("data",),
+    ("data", "nope"),
+    ("evaluate",),
+    ("figure",),
+    ("study",),
+    ("study", "nope"),
+    ("study", "run", "nope"),
+    ("study", "show", "absent"),
+    ("report",),
+    ("report", "absent"),
+    ("report", "."),
+    ("embed",),
+    ("embed", "absent/x", "--data", "scenes"),
+    ("export", "absent/x"),
+    ("import", "absent"),
+    ("import", "."),
+    ("import", "/dev/null"),
+    ("data", "show"),
+    ("data", "show", "/dev/null"),
+    ("data", "make"),
+    ("data", "make", "/dev/null/x"),
+    ("data", "make", "out", "--count", "-1"),
+    ("data", "make", "out", "--size", "0"),
+    ("data", "make", "out", "--size", "1000000"),
+    ("data", "make", "out", "--count", "0"),
+    ("data", "pack", "absent", "out/a.npz"),
+    ("data", "pack", "scenes", "/dev/null"),
+    ("data", "pack", "scenes", "out/a.npz", "--size", "0"),
+    ("data", "pack", "scenes", "out/a.npz", "--quality", "1000"),
+    ("data", "show", "scenes", "--count", "0"),
+    ("data", "show", "scenes", "--count", "-4"),
+    ("data", "show", "scenes", "--augment", "nope"),
+    ("data", "show", "scenes", "--out", "out/a.nope"),
+    ("data", "show", "scenes", "--out", ""),
+    ("figure", "mixtures", "--data", "absent"),
+    ("figure", "beta", "absent"),
+    ("figure", "beta", "--alphas", "[-1]"),
+    ("figure", "beta", "--alphas", "[nan]"),
+    ("figure", "cost", "absent"),
+    ("figure", "cost", "--batch", "0"),
+    ("figure", "cost", "--rounds", "0"),
+    ("figure", "alpha", "absent"),
+    ("neighbours", "pixels", "--data", "scenes", "--find", "nope"),
+    ("neighbours", "pixels", "--data", "scenes", "--count", "0"),
+    ("neighbours", "pixels", "--data", "scenes", "--query", "absent.png"),
+    ("pretrain",),
+    ("pretrain", "scenes"),
+    ("pretrain", "--data"),
+    ("evaluate", "show", "absent"),
+    ("evaluate", "show", "."),
+    ("recipes", "nope"),
+    ("export", "small", "--format", "nope"),
+    ("export", "small", "--format", "onnx", "--out", ""),
+    ("import", "x" * 5000),
+    ("report", "x" * 5000),
+    ("study", "run", "x" * 5000 + ".yaml"),
+)
 
 
-@pytest.mark.parametrize("words", sometimes(COMMANDS, COMMANDS[::2]), ids=lambda words: " ".join(words)[:40].replace("/", "|") or "nothing")
+@pytest.mark.parametrize(
+    "words", sometimes(COMMANDS, COMMANDS[::2]), ids=lambda words: " ".join(words)[:40].replace("/", "|") or "nothing"
+)
 def test_commands_that_cannot_work(words: tuple[str, ...], box: Sandbox) -> None:
     lines = 4 if words in ((), ("data",), ("evaluate",), ("figure",), ("study",)) else 3
     box.run(*words).refused(lines=lines)
@@ -145,13 +356,27 @@ def test_a_home_in_the_name_of_a_folder(box: Sandbox) -> None:
 
 def test_one_image_with_the_default_batch(box: Sandbox) -> None:
     box.write("photos/a.png", encode(0, height=16, width=16))
-    box.run("pretrain", "--data", "photos", "--backbone", "small", "--epochs", "1", "--out", "out", *SMALL).refused("batch|images")
+    box.run("pretrain", "--data", "photos", "--backbone", "small", "--epochs", "1", "--out", "out", *SMALL).refused(
+        "batch|images"
+    )
 
 
 @pytest.mark.parametrize("recipe", ["simclr-small", "absent"])
 def test_a_warm_up_that_is_longer_than_the_run(recipe: str, box: Sandbox) -> None:
     box.write("recipe.yaml", {"optimizer": {"warmup_epochs": 10}, "backbone": "small", "batch": 16})
-    line = ("pretrain", "--recipe", "recipe.yaml", "--data", "scenes", "--data_options", '{"count": 32, "size": 16}', "--epochs", "1", "--out", "out")
+    line = (
+        "pretrain",
+        "--recipe",
+        "recipe.yaml",
+        "--data",
+        "scenes",
+        "--data_options",
+        '{"count": 32, "size": 16}',
+        "--epochs",
+        "1",
+        "--out",
+        "out",
+    )
     box.run(*line, *SMALL).refused("warm")
     assert recipe
 
@@ -166,7 +391,10 @@ def test_an_error_comes_without_the_usage(box: Sandbox) -> None:
     assert "usage:" not in outcome.stderr.lower()
 
 
-@pytest.mark.parametrize("name", ["caf\udce9.png", "\udcff\udcfe.png", "a\nb.png", "\x1b[31mred\x07.png", "=cmd().png", "-rf.png", "a\u202eb.png"])
+@pytest.mark.parametrize(
+    "name",
+    ["caf\udce9.png", "\udcff\udcfe.png", "a\nb.png", "\x1b[31mred\x07.png", "=cmd().png", "-rf.png", "a\u202eb.png"],
+)
 @pytest.mark.parametrize("command", ["embed", "data-show", "neighbours", "pretrain"])
 def test_odd_names_of_images(command: str, name: str, box: Sandbox) -> None:
     """Names that are not UTF-8, that a terminal obeys, that a spreadsheet computes: work, and are shown harmlessly."""
@@ -176,15 +404,53 @@ def test_odd_names_of_images(command: str, name: str, box: Sandbox) -> None:
     lines = {
         "embed": ("embed", "pixels", "--size", "16", "--data", "photos", "--out", "out/a.npy", *SMALL),
         "data-show": ("data", "show", "photos", "--count", "20", "--out", "out/a.png"),
-        "neighbours": ("neighbours", "pixels", "--size", "16", "--data", "photos", "--find", "outliers", "--out", "out/a.png", *SMALL),
-        "pretrain": ("pretrain", "--data", "photos", "--backbone", "small", "--size", "16", "--batch", "4", "--epochs", "1", "--out", "out",
-                     "--watch.tensorboard", "false", "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8", *SMALL),
-    }  # fmt: skip
+        "neighbours": (
+            "neighbours",
+            "pixels",
+            "--size",
+            "16",
+            "--data",
+            "photos",
+            "--find",
+            "outliers",
+            "--out",
+            "out/a.png",
+            *SMALL,
+        ),
+        "pretrain": (
+            "pretrain",
+            "--data",
+            "photos",
+            "--backbone",
+            "small",
+            "--size",
+            "16",
+            "--batch",
+            "4",
+            "--epochs",
+            "1",
+            "--out",
+            "out",
+            "--watch.tensorboard",
+            "false",
+            "--watch.estimate",
+            "false",
+            "--head.hidden",
+            "16",
+            "--head.dim",
+            "8",
+            *SMALL,
+        ),
+    }
     outcome = box.run(*lines[command]).answered()
     for text in (outcome.stdout, outcome.stderr):
         assert not any(sign in text for sign in ("\x1b[31m", "\x07", "\u202e"))
     for table in (box.work / "out").rglob("*.csv"):
-        cells = [cell.strip('"') for line in table.read_bytes().decode(errors="replace").splitlines() for cell in line.split(",")]
+        cells = [
+            cell.strip('"')
+            for line in table.read_bytes().decode(errors="replace").splitlines()
+            for cell in line.split(",")
+        ]
         assert not any(cell.startswith(("=", "@", "+")) for cell in cells), cells
 
 
@@ -194,7 +460,11 @@ def test_odd_names_of_classes(name: str, box: Sandbox) -> None:
     outcome = box.run("embed", "pixels", "--size", "16", "--data", "photos", "--out", "out/a.npy", *SMALL).answered()
     assert "\x1b" not in outcome.stdout + outcome.stderr
     for table in (box.work / "out").rglob("*.csv"):
-        cells = [cell.strip('"') for line in table.read_bytes().decode(errors="replace").splitlines() for cell in line.split(",")]
+        cells = [
+            cell.strip('"')
+            for line in table.read_bytes().decode(errors="replace").splitlines()
+            for cell in line.split(",")
+        ]
         assert not any(cell.startswith(("=", "@", "+", "-")) for cell in cells), cells
 
 
@@ -283,7 +553,10 @@ def test_an_encoder_of_nothing_but_nan(box: Sandbox) -> None:
     tensors, metadata = backbones.read_safetensors(path)
     from tests.hostile.writing import write_safetensors
 
-    broken = {name: torch.full_like(value, torch.nan) if value.is_floating_point() else value for name, value in tensors.items()}
+    broken = {
+        name: torch.full_like(value, torch.nan) if value.is_floating_point() else value
+        for name, value in tensors.items()
+    }
     write_safetensors(path, broken, metadata)
     options = ("--data", "scenes", "--data_options", json.dumps({"count": 8, "size": 16}), *SMALL)
     box.run("embed", "nan.safetensors", *options, "--out", "out/a.npy").refused("nan|finite")

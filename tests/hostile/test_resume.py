@@ -56,13 +56,36 @@ def test_resuming_without_checkpoints(how: str, more: tuple[str, ...], box: Sand
 
 
 WRONG = (
-    ("--batch", "0"), ("--batch", "33"), ("--batch", "-1"), ("--epochs", "0"), ("--epochs", "-3"), ("--watch.log_every", "0"),
-    ("--watch.images", "-1"), ("--watch.keep", "0"), ("--device", "cuda"), ("--accelerator", "cuda"), ("--accelerator", "tpux"),
-    ("--devices", "0"), ("--devices", "0,1"), ("--precision", "8"), ("--method", "byol"), ("--backbone", "resnet18"),
-    ("--size", "8"), ("--seed", "7"), ("--optimizer.lr", "-1"), ("--workers", "-2"), ("--max_time", "soon"),
-    ("--data", "absent"), ("--data_options", '{"count": 16}'), ("--epochs", "many"), ("--nodes", "0"),
-    ("--watch.checkpoint_every", "-1"), ("--head.dim", "0"), ("--mixing.alpha", "nan"), ("--weights", "absent.pth"),
-)  # fmt: skip
+    ("--batch", "0"),
+    ("--batch", "33"),
+    ("--batch", "-1"),
+    ("--epochs", "0"),
+    ("--epochs", "-3"),
+    ("--watch.log_every", "0"),
+    ("--watch.images", "-1"),
+    ("--watch.keep", "0"),
+    ("--device", "cuda"),
+    ("--accelerator", "cuda"),
+    ("--accelerator", "tpux"),
+    ("--devices", "0"),
+    ("--devices", "0,1"),
+    ("--precision", "8"),
+    ("--method", "byol"),
+    ("--backbone", "resnet18"),
+    ("--size", "8"),
+    ("--seed", "7"),
+    ("--optimizer.lr", "-1"),
+    ("--workers", "-2"),
+    ("--max_time", "soon"),
+    ("--data", "absent"),
+    ("--data_options", '{"count": 16}'),
+    ("--epochs", "many"),
+    ("--nodes", "0"),
+    ("--watch.checkpoint_every", "-1"),
+    ("--head.dim", "0"),
+    ("--mixing.alpha", "nan"),
+    ("--weights", "absent.pth"),
+)
 
 
 @pytest.mark.parametrize("wrong", sometimes(WRONG, WRONG[::2]), ids=lambda wrong: "=".join(wrong))
@@ -94,8 +117,28 @@ def test_a_run_into_the_folder_of_its_own_images(box: Sandbox) -> None:
     """`--data .` with the default `--out`: the run's pictures are no data, and it resumes."""
     for number in range(16):
         box.write(f"{number}.png", encode(number, height=16, width=16))
-    line = ("pretrain", "--data", ".", "--backbone", "small", "--size", "16", "--batch", "8", "--epochs", "1", *SMALL,
-            "--watch.tensorboard", "false", "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8")  # fmt: skip
+    line = (
+        "pretrain",
+        "--data",
+        ".",
+        "--backbone",
+        "small",
+        "--size",
+        "16",
+        "--batch",
+        "8",
+        "--epochs",
+        "1",
+        *SMALL,
+        "--watch.tensorboard",
+        "false",
+        "--watch.estimate",
+        "false",
+        "--head.hidden",
+        "16",
+        "--head.dim",
+        "8",
+    )
     box.run(*line, writes=["runs"]).succeeded()
     box.run("pretrain", "--resume", "--out", "runs/first", "--epochs", "2", writes=["runs"]).succeeded()
     box.run(*line, "--out", "runs/second", writes=["runs"]).succeeded()
@@ -112,11 +155,26 @@ def write_labels(box: Sandbox, labels: list[int]) -> None:
 
 @pytest.mark.parametrize("mistake", ["label -1", "no images", "one class", "huge label"])
 def test_an_evaluation_that_fails_does_not_cost_the_run(mistake: str, box: Sandbox) -> None:
-    labels = {"label -1": [-1, 0, 1, 2] * 8, "one class": [0] * 32, "huge label": [0, 1, 2, 2**62] * 8}.get(mistake, [0, 1] * 16)
+    labels = {"label -1": [-1, 0, 1, 2] * 8, "one class": [0] * 32, "huge label": [0, 1, 2, 2**62] * 8}.get(
+        mistake, [0, 1] * 16
+    )
     write_labels(box, labels)
     images = "0" if mistake == "no images" else "32"
     outcome = box.run(
-        *("pretrain", "--data", "a.npz", "--backbone", "small", "--size", "16", "--batch", "16", "--epochs", "1", *SMALL),
+        *(
+            "pretrain",
+            "--data",
+            "a.npz",
+            "--backbone",
+            "small",
+            "--size",
+            "16",
+            "--batch",
+            "16",
+            "--epochs",
+            "1",
+            *SMALL,
+        ),
         *("--watch.tensorboard", "false", "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8"),
         *("--watch.look_every", "1", "--watch.images", images, "--out", "out"),
     )
@@ -135,7 +193,9 @@ LONG = (*PRETRAIN, "--epochs", "2000", "--out", "out", "--watch.log_every", "1")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "terminate"])
 def test_the_exit_status_after_a_signal(sent: signal.Signals, box: Sandbox) -> None:
     metrics = box.work / "out" / "metrics.jsonl"
-    outcome = box.run(*LONG, signal=sent, signal_when=metrics, signal_after=0.2, seconds=20).harmless(signal=sent, seconds=20)
+    outcome = box.run(*LONG, signal=sent, signal_when=metrics, signal_after=0.2, seconds=20).harmless(
+        signal=sent, seconds=20
+    )
     assert outcome.status in (128 + sent, -sent), outcome.story
     assert json.loads((box.work / "out" / "status.json").read_text())["state"] == "interrupted"
     assert list((box.work / "out" / "checkpoints").glob("*.pt"))
@@ -143,7 +203,9 @@ def test_the_exit_status_after_a_signal(sent: signal.Signals, box: Sandbox) -> N
 
 def test_a_killed_run_resumes(box: Sandbox) -> None:
     checkpoints = box.work / "out" / "checkpoints" / "step-000000002.pt"
-    box.run(*LONG, signal=signal.SIGKILL, signal_when=checkpoints, signal_after=0.1, seconds=20).harmless(signal=signal.SIGKILL)
+    box.run(*LONG, signal=signal.SIGKILL, signal_when=checkpoints, signal_after=0.1, seconds=20).harmless(
+        signal=signal.SIGKILL
+    )
     box.run("pretrain", "--resume", "--out", "out", "--max_time", "1s").harmless()
 
 
@@ -174,17 +236,35 @@ DAMAGED = {
     "config.yaml": ("", "[]", "null", "a: [", "data: 3\n", "\tdata: x\n", "data: {a: 1}\n", "epochs: -1\n", "x" * 1000),
     "data.json": ("", "[]", "{", '{"count": "x"}', '{"fingerprint": 3}', '{"count": 1e999}'),
     "environment.json": ("", "[]", "{", '{"resumed": 3}', '{"resumed": {"a": 1}}', '{"versions": 3}'),
-    "status.json": ("", "[]", "{", '{"state": 3, "step": "x"}', '{"state": "finished", "step": -1, "epoch": "x"}',
-                    '{"state": "failed", "step": 1e999}', '{"state": "x", "step": 1, "cpu_seconds": "y"}'),
-    "metrics.jsonl": ("", "x\n", '{"step": 1', '{"step": -5}\n', '{"step": 1e99}\n', "[]\n" * 10, '{"step": 1, "loss": "x"}\n'),
-}  # fmt: skip
+    "status.json": (
+        "",
+        "[]",
+        "{",
+        '{"state": 3, "step": "x"}',
+        '{"state": "finished", "step": -1, "epoch": "x"}',
+        '{"state": "failed", "step": 1e999}',
+        '{"state": "x", "step": 1, "cpu_seconds": "y"}',
+    ),
+    "metrics.jsonl": (
+        "",
+        "x\n",
+        '{"step": 1',
+        '{"step": -5}\n',
+        '{"step": 1e99}\n',
+        "[]\n" * 10,
+        '{"step": 1, "loss": "x"}\n',
+    ),
+}
 CASES = [(name, text) for name, texts in DAMAGED.items() for text in texts]
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    pytest.param(name, text, id=f"{name}-{number}", marks=() if number % 2 == 0 else pytest.mark.slow)
-    for number, (name, text) in enumerate(CASES)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        pytest.param(name, text, id=f"{name}-{number}", marks=() if number % 2 == 0 else pytest.mark.slow)
+        for number, (name, text) in enumerate(CASES)
+    ],
+)
 def test_resuming_a_damaged_run(name: str, text: str, box: Sandbox, run: Path) -> None:
     encoder = (run / "encoder.safetensors").read_bytes()
     (run / name).write_text(text)
@@ -199,8 +279,28 @@ def test_two_runs_into_one_folder(box: Sandbox, run: Path) -> None:
 
 def test_a_changed_data_set(box: Sandbox) -> None:
     write_photos(box.work / "photos", 16)
-    line = ("pretrain", "--data", "photos", "--backbone", "small", "--size", "16", "--batch", "8", "--epochs", "1", *SMALL,
-            "--watch.tensorboard", "false", "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8")  # fmt: skip
+    line = (
+        "pretrain",
+        "--data",
+        "photos",
+        "--backbone",
+        "small",
+        "--size",
+        "16",
+        "--batch",
+        "8",
+        "--epochs",
+        "1",
+        *SMALL,
+        "--watch.tensorboard",
+        "false",
+        "--watch.estimate",
+        "false",
+        "--head.hidden",
+        "16",
+        "--head.dim",
+        "8",
+    )
     box.run(*line, "--out", "out").succeeded()
     next((box.work / "photos" / "cat").iterdir()).unlink()
     box.run("pretrain", "--resume", "--out", "out", "--epochs", "2").refused("data has changed")

@@ -10,8 +10,33 @@ from tests.hostile.harness import Sandbox, sometimes
 from tests.hostile.test_damaged_runs import BYTES, ODD
 from tests.hostile.writing import STUDY, planted, positions
 
-LABELS = ("Ümlaut", "50 %", "a [b]", "{x}", "中文", "%s%d", "$x_1$", "a|b", "*", "a*b?", "[!x]", "", " ", "<b>", "#", "'", '"', "emoji 🐈",
-          "\u202e", "a\tb", "\x1b[31m", "=1+1", "null", "1e999", "--help")  # fmt: skip
+LABELS = (
+    "Ümlaut",
+    "50 %",
+    "a [b]",
+    "{x}",
+    "中文",
+    "%s%d",
+    "$x_1$",
+    "a|b",
+    "*",
+    "a*b?",
+    "[!x]",
+    "",
+    " ",
+    "<b>",
+    "#",
+    "'",
+    '"',
+    "emoji 🐈",
+    "\u202e",
+    "a\tb",
+    "\x1b[31m",
+    "=1+1",
+    "null",
+    "1e999",
+    "--help",
+)
 
 
 @pytest.mark.parametrize("label", LABELS, ids=ascii)
@@ -36,7 +61,9 @@ def test_labels(label: str, box: Sandbox) -> None:
 def test_labels_when_it_runs(label: str, box: Sandbox) -> None:
     study = STUDY | {"objectives": {label: {"encoder": "pixels"}}, "baseline": None}
     box.write("study.yaml", yaml.safe_dump(study, allow_unicode=True))
-    outcome = box.run("study", "run", "study.yaml", "--out", "out", "--runs", "runs", writes=["out", "runs"], seconds=60)
+    outcome = box.run(
+        "study", "run", "study.yaml", "--out", "out", "--runs", "runs", writes=["out", "runs"], seconds=60
+    )
     outcome.harmless(seconds=60)
     assert outcome.status in (0, 1)
 
@@ -71,15 +98,53 @@ def cell(box: Sandbox) -> tuple[str, dict[str, Any]]:
 
     found = grid.expand("a", json.loads(json.dumps(STUDY))).cells[0]
     resolved = json.loads(json.dumps(found.resolved()))
-    made = CellResult(name=found.name, data=found.data, method=found.method, knob=found.knob, objective=found.objective, seed=0,
-                      metrics={"k-NN": 45.25}, evaluate=found.evaluate, settings=resolved, curve=[(1, 40.0), (2, 45.0)], passes=(2, 0),
-                      steps=2, images_seen=32, cpu_seconds=3.0)  # fmt: skip
+    made = CellResult(
+        name=found.name,
+        data=found.data,
+        method=found.method,
+        knob=found.knob,
+        objective=found.objective,
+        seed=0,
+        metrics={"k-NN": 45.25},
+        evaluate=found.evaluate,
+        settings=resolved,
+        curve=[(1, 40.0), (2, 45.0)],
+        passes=(2, 0),
+        steps=2,
+        images_seen=32,
+        cpu_seconds=3.0,
+    )
     assert box.work.is_dir()
     return f"study/a/{found.name}.json", {"version": 1, **json.loads(json.dumps(asdict(made)))}
 
 
-KEYS = ("version", "name", "data", "method", "knob", "objective", "seed", "metrics", "evaluate", "judged", "steps", "images_seen", "passes",
-        "cpu_seconds", "judging_seconds", "curve", "signs", "protocols", "warnings", "settings", "images", "versions", "cpu", "made", "unknown")  # fmt: skip
+KEYS = (
+    "version",
+    "name",
+    "data",
+    "method",
+    "knob",
+    "objective",
+    "seed",
+    "metrics",
+    "evaluate",
+    "judged",
+    "steps",
+    "images_seen",
+    "passes",
+    "cpu_seconds",
+    "judging_seconds",
+    "curve",
+    "signs",
+    "protocols",
+    "warnings",
+    "settings",
+    "images",
+    "versions",
+    "cpu",
+    "made",
+    "unknown",
+)
 RESULTS = [(key, odd) for key in KEYS for odd in ODD]
 
 
@@ -90,7 +155,13 @@ def test_a_sound_result_is_shown(box: Sandbox) -> None:
     box.run("study", "show", "study", writes=["study"]).succeeded("45.2")
 
 
-@pytest.mark.parametrize(("key", "odd"), [pytest.param(*case, marks=() if n % 9 == 0 else pytest.mark.slow, id="-".join(case)) for n, case in enumerate(RESULTS)])
+@pytest.mark.parametrize(
+    ("key", "odd"),
+    [
+        pytest.param(*case, marks=() if n % 9 == 0 else pytest.mark.slow, id="-".join(case))
+        for n, case in enumerate(RESULTS)
+    ],
+)
 def test_odd_values_in_results(key: str, odd: str, box: Sandbox) -> None:
     name, content = cell(box)
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
@@ -113,8 +184,13 @@ def test_damaged_results(kind: str, box: Sandbox) -> None:
 def test_odd_values_deep_in_results(inner: str, key: str, box: Sandbox) -> None:
     name, content = cell(box)
     value = ODD[inner]
-    odd: dict[str, Any] = {"metrics": {"k-NN": value}, "curve": [[value, value]], "signs": {"std": value}, "warnings": [value],
-                           "protocols": {"k-NN": value}}  # fmt: skip
+    odd: dict[str, Any] = {
+        "metrics": {"k-NN": value},
+        "curve": [[value, value]],
+        "signs": {"std": value},
+        "warnings": [value],
+        "protocols": {"k-NN": value},
+    }
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
     box.write(name, content | {key: odd[key]})
     box.run("study", "show", "study", writes=["study"]).succeeded()

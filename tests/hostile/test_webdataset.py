@@ -35,7 +35,9 @@ def head(status: str, **fields: object) -> bytes:
 def sound(request: bytes) -> Iterator[bytes | float]:
     first, last = asked(request)
     last = min(last, len(SHARD) - 1)
-    yield head("206 Partial Content", Content_Range=f"bytes {first}-{last}/{len(SHARD)}", Content_Length=last + 1 - first)
+    yield head(
+        "206 Partial Content", Content_Range=f"bytes {first}-{last}/{len(SHARD)}", Content_Length=last + 1 - first
+    )
     yield SHARD[first : last + 1]
 
 
@@ -129,16 +131,29 @@ ANSWERS: dict[str, Answer] = {
     "status-9999": raw(b"HTTP/1.1 9999 x\r\n\r\n"),
     "endless-head": raw(b"HTTP/1.1 206 OK\r\n", *[b"X: " + b"y" * 60_000 + b"\r\n"] * 200),
     "long-line": raw(b"HTTP/1.1 206 " + b"x" * 100_000 + b"\r\n\r\n"),
-    "bad-chunks": raw(b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-16383/20000\r\n\r\nzz\r\n"),
-    "huge-chunk": raw(b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-16383/20000\r\n\r\nffffffffffff\r\nx"),
+    "bad-chunks": raw(
+        b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-16383/20000\r\n\r\nzz\r\n"
+    ),
+    "huge-chunk": raw(
+        b"HTTP/1.1 206 OK\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-16383/20000\r\n\r\nffffffffffff\r\nx"
+    ),
     "bad-length": raw(b"HTTP/1.1 206 OK\r\nContent-Length: x\r\nContent-Range: bytes 0-16383/20000\r\n\r\nx"),
     "negative-length": raw(b"HTTP/1.1 206 OK\r\nContent-Length: -5\r\nContent-Range: bytes 0-16383/20000\r\n\r\nx"),
     "gzip": ranged("bytes {a}-{b}/{n}", b"\x1f\x8b\x08", Content_Encoding="gzip"),
     "whole": raw(b"HTTP/1.1 200 OK\r\n\r\n" + SHARD),
-    "404": status("404 Not Found"), "403": status("403 Forbidden"), "416": status("416 Range Not Satisfiable"), "500": status("500 Oops"), "503": status("503 Busy"),
-    "redirect-loop": redirect("/"), "redirect-to-file": redirect("file:///etc/passwd"), "redirect-to-ftp": redirect("ftp://127.0.0.1/x"), "redirect-garbage": redirect("http://["),
-    "redirect-nowhere": redirect(""), "auth": status("401 Unauthorized"), "continue": raw(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 10_000),
-}  # fmt: skip
+    "404": status("404 Not Found"),
+    "403": status("403 Forbidden"),
+    "416": status("416 Range Not Satisfiable"),
+    "500": status("500 Oops"),
+    "503": status("503 Busy"),
+    "redirect-loop": redirect("/"),
+    "redirect-to-file": redirect("file:///etc/passwd"),
+    "redirect-to-ftp": redirect("ftp://127.0.0.1/x"),
+    "redirect-garbage": redirect("http://["),
+    "redirect-nowhere": redirect(""),
+    "auth": status("401 Unauthorized"),
+    "continue": raw(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 10_000),
+}
 
 
 def test_a_sound_server(box: Sandbox) -> None:
@@ -182,15 +197,43 @@ def header(name: str, size: int | bytes, kind: bytes = b"0") -> bytes:
 
 
 SHARDS = {
-    "empty": b"", "zeros": bytes(10240), "text": b"hello", "half": SHARD[:700], "cut": SHARD[:-1024], "gzip": b"\x1f\x8b\x08" + bytes(100), "zip": b"PK\x03\x04" + bytes(600),
-    "no-images": tar({"a.txt": b"x"}), "size-huge": header("a.png", 8**11 - 1) + bytes(1024), "size-negative": header("a.png", b"\xff" * 12) + bytes(1024),
-    "size-base-256": header("a.png", b"\x80" + b"\x7f" * 11) + bytes(1024), "size-text": header("a.png", b"zzzzzzzzzzzz") + bytes(1024), "link": header("a.png", 0, b"2") + bytes(1024),
-    "device": header("a.png", 0, b"3") + bytes(1024), "sparse": header("a.png", 512, b"S") + bytes(2048), "pax-huge": header("x", 8**10, b"x") + bytes(2048), "pax-bad": header("x", 512, b"x") + b"zz zz".ljust(512, b"\0") + bytes(1024),
-    "pax-size": header("x", 512, b"x") + b"22 size=99999999999999\n".ljust(512, b"\0") + header("a.png", 5) + bytes(1536), "pax-length": header("x", 512, b"x") + b"99999999999 path=x\n".ljust(512, b"\0") + bytes(1024),
-    "pax-loop": header("x", 512, b"x") * 3000 + bytes(1024), "long-name": header("x", 8**10, b"L") + bytes(2048), "long-name-loop": header("x", 0, b"L") * 3000 + bytes(1024), "name-not-utf-8": header("caf\udce9.png", 5) + b"hello".ljust(512, b"\0") + bytes(1024),
-    "cls-binary": tar({"a.png": encode(0), "a.cls": b"\xff\xfe"}), "cls-digits": tar({"a.png": encode(0), "a.cls": b"9" * 31, "b.png": encode(1), "b.cls": b"1"}), "cls-long": tar({"a.png": encode(0), "a.cls": b"x" * 5000}),
-    "same-names": tar({"a.png": encode(0), "b/../a.png": encode(1)}), "one-image": tar({"a.png": encode(0)}), "broken-images": tar({"a.png": b"x", "b.png": b"y"}), "gnu-sparse": header("x", 512, b"x") + b"30 GNU.sparse.major=1\n".ljust(512, b"\0") + header("a.png", 512) + bytes(2048),
-}  # fmt: skip
+    "empty": b"",
+    "zeros": bytes(10240),
+    "text": b"hello",
+    "half": SHARD[:700],
+    "cut": SHARD[:-1024],
+    "gzip": b"\x1f\x8b\x08" + bytes(100),
+    "zip": b"PK\x03\x04" + bytes(600),
+    "no-images": tar({"a.txt": b"x"}),
+    "size-huge": header("a.png", 8**11 - 1) + bytes(1024),
+    "size-negative": header("a.png", b"\xff" * 12) + bytes(1024),
+    "size-base-256": header("a.png", b"\x80" + b"\x7f" * 11) + bytes(1024),
+    "size-text": header("a.png", b"zzzzzzzzzzzz") + bytes(1024),
+    "link": header("a.png", 0, b"2") + bytes(1024),
+    "device": header("a.png", 0, b"3") + bytes(1024),
+    "sparse": header("a.png", 512, b"S") + bytes(2048),
+    "pax-huge": header("x", 8**10, b"x") + bytes(2048),
+    "pax-bad": header("x", 512, b"x") + b"zz zz".ljust(512, b"\0") + bytes(1024),
+    "pax-size": header("x", 512, b"x")
+    + b"22 size=99999999999999\n".ljust(512, b"\0")
+    + header("a.png", 5)
+    + bytes(1536),
+    "pax-length": header("x", 512, b"x") + b"99999999999 path=x\n".ljust(512, b"\0") + bytes(1024),
+    "pax-loop": header("x", 512, b"x") * 3000 + bytes(1024),
+    "long-name": header("x", 8**10, b"L") + bytes(2048),
+    "long-name-loop": header("x", 0, b"L") * 3000 + bytes(1024),
+    "name-not-utf-8": header("caf\udce9.png", 5) + b"hello".ljust(512, b"\0") + bytes(1024),
+    "cls-binary": tar({"a.png": encode(0), "a.cls": b"\xff\xfe"}),
+    "cls-digits": tar({"a.png": encode(0), "a.cls": b"9" * 31, "b.png": encode(1), "b.cls": b"1"}),
+    "cls-long": tar({"a.png": encode(0), "a.cls": b"x" * 5000}),
+    "same-names": tar({"a.png": encode(0), "b/../a.png": encode(1)}),
+    "one-image": tar({"a.png": encode(0)}),
+    "broken-images": tar({"a.png": b"x", "b.png": b"y"}),
+    "gnu-sparse": header("x", 512, b"x")
+    + b"30 GNU.sparse.major=1\n".ljust(512, b"\0")
+    + header("a.png", 512)
+    + bytes(2048),
+}
 
 
 @pytest.mark.parametrize("kind", SHARDS)
@@ -199,8 +242,21 @@ def test_odd_shards(kind: str, box: Sandbox) -> None:
     box.run(*EMBED, "a.tar").answered()
 
 
-PATTERNS = ("{000..999999999}.tar", "{0..99999999999999999999}.tar", "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}.tar",
-            "{5..1}.tar", "{,}.tar", "{{0..9}..{0..9}}.tar", "{0..999}{0..999}{0..999}.tar", "[.tar", "*.tar", "**/*.tar", "x{0..1000000}.tar", "http://127.0.0.1:9/{0..999999999}.tar", "{9" + "9" * 5000 + "..1}.tar")  # fmt: skip
+PATTERNS = (
+    "{000..999999999}.tar",
+    "{0..99999999999999999999}.tar",
+    "{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}{a,b}.tar",
+    "{5..1}.tar",
+    "{,}.tar",
+    "{{0..9}..{0..9}}.tar",
+    "{0..999}{0..999}{0..999}.tar",
+    "[.tar",
+    "*.tar",
+    "**/*.tar",
+    "x{0..1000000}.tar",
+    "http://127.0.0.1:9/{0..999999999}.tar",
+    "{9" + "9" * 5000 + "..1}.tar",
+)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern[:24].replace("/", "|"))

@@ -16,7 +16,19 @@ ASKED_BY_LIBRARIES = ("lscpu", "uname", "ldconfig", "/sbin/ldconfig", "gcc", "cc
 """Programs that libraries ask about the machine; they are not given anything that came from a file."""
 FORBIDDEN_NAMES = ("os", "posix", "nt", "subprocess", "builtins", "shutil", "runpy", "pty", PLANTED)
 """Modules that no pickle of ours names (multiprocessing's and Numba's name other ones)."""
-DATA_NAMES = ("getattr", "set", "frozenset", "complex", "slice", "range", "bytearray", "object", "list", "dict", "tuple")
+DATA_NAMES = (
+    "getattr",
+    "set",
+    "frozenset",
+    "complex",
+    "slice",
+    "range",
+    "bytearray",
+    "object",
+    "list",
+    "dict",
+    "tuple",
+)
 """Of builtins, what a harmless pickle may name."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self", f"/proc/{os.getpid()}")
@@ -77,7 +89,9 @@ def watch(
                 record(f"ran code of {arguments[0].co_filename}")
         elif event == "socket.connect":
             address = arguments[1]
-            if isinstance(address, tuple) and not {(address[0], address[1]), (address[0], 0)} & set(servers):  # 0 is any port
+            if isinstance(address, tuple) and not {(address[0], address[1]), (address[0], 0)} & set(
+                servers
+            ):  # 0 is any port
                 record(f"connected to {address!r}")
                 raise Stopped("no network")
         elif event == "socket.getaddrinfo":
