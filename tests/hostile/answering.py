@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 
 class RawServer:
-    """Accepts connections, reads a request, and lets `answer` say what goes back: pieces of bytes, with pauses (floats)."""
+    """Accepts connections, reads a request, and lets `answer` say what goes back: bytes, and pauses (floats)."""
 
     def __init__(self, answer: Callable[[bytes], Iterator[bytes | float]]) -> None:
         self.answer = answer

@@ -151,7 +151,7 @@ FILES: dict[str, bytes] = {
     "not-utf-8": b'{"images": ["\xff"]}',
     "nan": b"NaN",
     "huge-number": b'{"images": [' + b"9" * 6000 + b"]}",
-    "two-ids": b'{"images": [{"id": 1, "file_name": "a", "height": 1, "width": 1}, {"id": 1, "file_name": "a", "height": 1, "width": 1}], "annotations": [], "categories": []}',
+    "two-ids": b'{"images": [{"id": 1, "file_name": "a", "height": 1, "width": 1}, {"id": 1, "file_name": "a", "height": 1, "width": 1}], "annotations": [], "categories": []}',  # noqa: E501
 }
 
 
@@ -180,7 +180,7 @@ def laughs() -> str:
     return f"<?xml version='1.0'?><!DOCTYPE x [{''.join(lines)}]><annotation>&a11;</annotation>"
 
 
-ANNOTATION = "<annotation><object><name>{name}</name><bndbox><xmin>{x}</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"
+ANNOTATION = "<annotation><object><name>{name}</name><bndbox><xmin>{x}</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox></object></annotation>"  # noqa: E501
 XMLS = {
     "empty": "",
     "text": "x",

@@ -1,4 +1,4 @@
-"""Nothing that is read from a file or an option is run: classes in settings, pickles, modules, caches (items 1 to 3)."""
+"""Nothing that is read from a file or an option is run: classes, pickles, modules, caches (items 1 to 3)."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Every reader against files that hypothesis damages or makes up: a few hundred each, ten thousand for `make test-slow`.
+"""Every reader against files that hypothesis damages or makes up: a few hundred each, 10,000 in `make test-slow`.
 
 `MIXVIEW_FUZZ` is another number of inputs.
 """

@@ -191,7 +191,7 @@ def name_of(case: tuple[str, str]) -> str:
 def test_refused(case: tuple[str, str], box: Sandbox) -> None:
     box.write("file.txt", "x")
     name, value = case
-    line = list(PRETRAIN) + ["--out", "out"]
+    line = [*list(PRETRAIN), "--out", "out"]
     if name in line:  # given once, so that the error is of it
         place = line.index(name)
         del line[place : place + 2]
@@ -266,7 +266,7 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
     ids=name_of,
 )
 def test_refused_by_knn(case: tuple[str, str], box: Sandbox) -> None:
-    line = [each for each in (*KNN, "--data", "scenes")]
+    line = list((*KNN, "--data", "scenes"))
     if case[0] in line:
         place = line.index(case[0])
         del line[place : place + 2]

@@ -57,7 +57,7 @@ def watch(
         if not isinstance(path, str | bytes | os.PathLike):
             return
         text = os.fsdecode(path)
-        folder, name = os.path.split(os.path.abspath(text))
+        folder, name = os.path.split(os.path.abspath(text))  # noqa: PTH100
         real = os.path.realpath(text) if follow else os.path.join(os.path.realpath(folder), name)  # noqa: PTH118
         if any(real == root or real.startswith(f"{root}{os.sep}") for root in roots):
             return
@@ -103,11 +103,11 @@ def watch(
             writes = bool(set(mode) & set("wax+")) if isinstance(mode, str) else bool(flags & WRITING)
             no_follow = bool(flags & getattr(os, "O_NOFOLLOW", 0))
             # Relative to a folder's descriptor, which the event does not tell: only such opens do not follow links.
-            if writes and not (no_follow and isinstance(path, str) and not os.path.isabs(path)):
+            if writes and not (no_follow and isinstance(path, str) and not os.path.isabs(path)):  # noqa: PTH117
                 touched("open for writing", path, follow=not no_follow)
         elif event in ("os.mkdir", "os.rmdir", "os.remove", "os.mkfifo", "os.mknod", "shutil.rmtree"):
             relative = len(arguments) > 1 and arguments[-1] not in (-1, None)  # to a folder's descriptor
-            if not relative and not (event == "os.mkdir" and os.path.isdir(arguments[0])):
+            if not relative and not (event == "os.mkdir" and os.path.isdir(arguments[0])):  # noqa: PTH112
                 touched(event, arguments[0])
         elif event in ("os.truncate", "os.chmod", "os.chown", "os.utime"):
             touched(event, arguments[0], follow=True)
