@@ -144,7 +144,7 @@ def pretrain(recipe: str | None = None, trust: bool = False, **options: Any) -> 
 
 FLAGS = (
     *("--resume", "--compile", "--channels_last", "--exact_batch", "--sync_bn", "--fast", "--trust", "--empty"),
-    *("--keep_runs", "--dry_run"),
+    *("--keep_runs", "--dry_run", "--fetch"),
 )
 """Options that may stand alone, for true."""
 

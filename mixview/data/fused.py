@@ -39,6 +39,7 @@ from mixview.data.augmentation import (
 )
 from mixview.data.cache import cache_folder
 from mixview.data.source import Pixels
+from mixview.terminal import say
 
 Draws = npt.NDArray[np.float64]
 """[N, PACKED] packed draws."""
@@ -79,7 +80,7 @@ def kernels() -> Kernels | None:
             if not self.said:
                 self.said = True
                 kept = f"once; kept in {folder}" if folder else "no folder to keep it in can be written to"
-                print(f"mixview: compiling the augmentations ({kept}) …", file=sys.stderr, flush=True)
+                say(f"mixview: compiling the augmentations ({kept}) …", file=sys.stderr)
 
         def on_end(self, event: Any) -> None: ...
 

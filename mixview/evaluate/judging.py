@@ -50,6 +50,7 @@ from mixview.evaluate.svm_fitting import Fit
 from mixview.evaluate.training import Logging, Schedule, Stopped, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 from mixview.options import ROOM, AtMost, Count, MoreThan, Positive, Seed
+from mixview.terminal import say
 from mixview.train.devices import Precision, make_fabric
 from mixview.train.launching import launcher, process_rank
 from mixview.train.stopping import seconds_of
@@ -115,13 +116,13 @@ class Setting(Encoding):
         results.show(found)
         folder, paths = self.folder(), self.keep(found)
         if folder is None:
-            print("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
+            say("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
             return
-        print(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
+        say(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
         names = {result.protocol for result in found}
         kept = [result for result in results.read(folder) if result.protocol in names]
         if any(row.runs > 1 for row in results.summarise(kept)):
-            print("\nWith what is there already:")
+            say("\nWith what is there already:")
             results.show(kept)
 
     def keep(self, found: list[Result]) -> list[Path]:
@@ -655,7 +656,7 @@ class All(TrainingOptions):
         if found:
             self.report(found)
         for name, reason in left_out.items():
-            print(f"left out {name}: {reason}")
+            say(f"left out {name}: {reason}")
         if stopped is not None:
             raise stopped
         return found
@@ -751,7 +752,10 @@ def show(folders: list[str]) -> None:
     Args:
         folders: of runs, or whatever --out was.
     """
-    found = [result for folder in folders for result in results.read(folder)]
+    read = [results.read_what_fits(folder) for folder in folders]
+    for fault in (fault for _, faults in read for fault in faults):
+        say(fault)
+    found = [result for kept, _ in read for result in kept]
     if not found:
         raise ValueError(f"there are no results in {', '.join(folders)}: judge first, with mixview evaluate knn …")
     results.show(found)

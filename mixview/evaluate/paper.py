@@ -9,7 +9,6 @@ paper's numbers are those of a ResNet-50 pretrained on ImageNet, and stand besid
 """
 
 import functools
-import math
 import re
 from collections.abc import Mapping
 from importlib.resources import files
@@ -287,7 +286,7 @@ def find(result: "Result", metric: str) -> Cell | None:
 
 def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
     """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
-    method = settings.get("method", "")
+    method = str(settings.get("method", ""))
     return (
         {"backbone", "images"} <= settings.keys()
         and agrees(settings, PRETRAINED)
@@ -304,8 +303,13 @@ def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] |
         return None
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":
-        mixer, alpha = str(settings.get("mixing.mixer")), f"{settings.get('mixing.alpha', math.nan):g}"
+        mixer, alpha = str(settings.get("mixing.mixer")), in_short(settings.get("mixing.alpha"))
     return str(settings.get("method")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
+
+
+def in_short(value: Any) -> str:
+    """A number as an address has it; anything else, of a file that somebody else wrote, is in no address."""
+    return f"{value:g}" if isinstance(value, int | float) else "?"
 
 
 def protocol_of(result: "Result") -> str | None:
@@ -316,7 +320,7 @@ def protocol_of(result: "Result") -> str | None:
         return None
     counts, published = PROTOCOLS[name]
     parts = result.details.get("data", {})
-    same_data = all(
+    same_data = isinstance(parts, dict) and all(
         str(parts.get(part, "")).startswith(f"{count} images")
         for part, count in zip(("train", "test"), counts, strict=True)
     )

@@ -6,12 +6,15 @@
 Encoders that agree in all of it differ in nothing but their seed.
 """
 
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped, unused-ignore]
+import numpy as np
+
+from mixview.records import Config, Data, Environment, RecordError, fault_of, read_dict
 
 from mixview.archives import read_arrays
 
@@ -37,6 +40,10 @@ NOT_SHAPING = frozenset(
 """Settings, with all below them, that do not shape the encoder, and the seed: see `encoder_settings`."""
 
 
+LARGEST_COUNT = 1024
+"""Bytes of one number as NumPy writes it, at most."""
+
+
 def encoder_settings(path: str | Path) -> dict[str, Any] | None:
     """Everything that shapes the encoder of the run in a folder, except the seed, under dotted names.
 
@@ -44,21 +51,33 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
     (`images`), and the epochs that the run had before it was extended. None if the folder does not say.
     """
     config, data, environment = (
-        read_dict(Path(path) / name) for name in ("config.yaml", "data.json", "environment.json")
+        try_to_read(Path(path) / name, kind)
+        for name, kind in (("config.yaml", Config), ("data.json", Data), ("environment.json", Environment))
     )
     if config is None or data is None or environment is None or "fingerprint" not in data:
         return None
     images: dict[str, Any] = {"data": data["fingerprint"]}
-    try:
-        (count,) = read_arrays(Path(path) / "images.npz", "count")
-        images["images"] = int(count)
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # of an early version
+    if (count := image_count(Path(path) / "images.npz")) is not None:
+        images["images"] = count
     resumed = environment.get("resumed", [])
-    extended = [entry["extended_from"] for entry in resumed if isinstance(entry, dict) and "extended_from" in entry]
+    extended = [entry["extended_from"] for entry in resumed if "extended_from" in entry]
     unmixed = {"mixing"} if config.get("objective") == "sim" else set()
     kept = {name: value for name, value in config.items() if name not in NOT_SHAPING | unmixed}
     return flatten(kept) | images | ({"extended_from": extended} if extended else {})
+
+
+def image_count(path: Path) -> int | None:
+    """The number of images that a run learned from, by its images.npz; None in one of an early version, or damaged."""
+    if not path.is_file():  # neither missing nor a pipe, which would never end
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo("count.npy").file_size > LARGEST_COUNT:
+                return None
+            count = np.load(io.BytesIO(archive.read("count.npy")), allow_pickle=False)
+        return int(count)
+    except Exception:  # zipfile, zlib and NumPy raise whatever they stumble over in a damaged file
+        return None
 
 
 def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
@@ -68,7 +87,7 @@ def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
     """
     if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
         return about
-    config = read_dict(path / "config.yaml") or {}
+    config = try_to_read(path / "config.yaml", Config) or {}
     same = all(
         str(config.get(name)) == about[name] for name in ("method", "objective", "data", "seed") if name in about
     )
@@ -81,17 +100,15 @@ def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
         settings = json.loads(about["settings"])
     except (KeyError, ValueError, RecursionError):
         return None
-    return settings if isinstance(settings, dict) else None
+    return settings if isinstance(settings, dict) and fault_of(settings) is None else None
 
 
-def read_dict(path: Path) -> dict[str, Any] | None:
-    """What a file of a run says; None if it cannot be read."""
+def try_to_read(path: Path, kind: Any) -> dict[str, Any] | None:
+    """What a file of a run says; None if it cannot be read, or does not fit its schema."""
     try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text) if path.suffix == ".yaml" else json.loads(text)
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_dict(path, kind)
+    except RecordError:
         return None
-    return content if isinstance(content, dict) else None
 
 
 def flatten(settings: dict[str, Any], prefix: str = "", *, empty: bool = False) -> dict[str, Any]:

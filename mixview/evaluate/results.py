@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ from rich.table import Table
 from mixview.evaluate import paper
 from mixview.evaluate.provenance import read_settings, with_settings
 from mixview.export import write_atomically
+from mixview.records import RecordError, Whole, read_versioned
+from mixview.terminal import plain
 
 FOLDER = "evaluations"
 FORMAT = 1
@@ -41,7 +44,7 @@ class Result:
     """The protocol, so that nobody has to guess what a figure is of."""
     encoder: str
     data: str
-    seed: int = 0
+    seed: Whole = 0
     spread: dict[str, float] = field(default_factory=dict)
     """Standard deviations, of metrics that are themselves means over samples."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -84,26 +87,31 @@ def save(result: Result, folder: Path) -> Path:
 
 
 def read(folder: str | Path) -> list[Result]:
-    """The results in a folder, oldest first. What cannot be read is refused by name.
+    """The results in a folder, oldest first. What cannot be read is left out, with a warning."""
+    results, faults = read_what_fits(folder)
+    for fault in faults:
+        warnings.warn(fault, stacklevel=2)
+    return results
+
+
+def read_what_fits(folder: str | Path) -> tuple[list[Result], list[str]]:
+    """The results in a folder, oldest first, and a sentence for each file that is left out.
 
     Results of earlier versions do not say what shaped their encoder: those of the run in the folder get it from there.
     """
-    folder, results = Path(folder), []
+    folder, results, faults = Path(folder), [], []
     for path in sorted((folder / FOLDER).glob("*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            if content.pop("version") > FORMAT:
-                raise ValueError("it was written by a later mixview")
-            content |= {name: tuple(content[name]) for name in ("notes", "warnings")}
-            result = Result(**content)
-            if result.encoder.startswith(f"{folder.resolve().name} ("):
-                result = replace(result, about=with_settings(result.about, folder))
-            results.append(result)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"the result {path} cannot be read ({error}): remove it, and evaluate again") from None
+            result = read_versioned(path, Result, FORMAT)
+        except RecordError as error:
+            faults.append(f"the result {path} was left out: {error.reason}; remove it, and evaluate again")
+            continue
+        if result.encoder.startswith(f"{folder.resolve().name} ("):
+            result = replace(result, about=with_settings(result.about, folder))
+        results.append(result)
     results.sort(key=lambda result: (result.made, result.seed))  # several may be of one second
     # Of the same evaluation, once in an earlier version's words and once in today's, the later one counts.
-    return list({result.file_name(): result for result in results}.values())
+    return list({result.file_name(): result for result in results}.values()), faults
 
 
 def summarise(results: Iterable[Result]) -> list[Row]:
@@ -117,9 +125,14 @@ def summarise(results: Iterable[Result]) -> list[Row]:
     for group in (list(each.values()) for each in groups.values()):
         for metric in group[0].metrics:
             values = [result.metrics[metric] for result in group if metric in result.metrics]
-            std = statistics.stdev(values) if len(values) > 1 else group[0].spread.get(metric)
+            std = deviation(values) if len(values) > 1 else group[0].spread.get(metric)
             rows.append(Row(group[0].protocol, metric, statistics.fmean(values), std, len(values), group[0]))
     return rows
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of two or more values, with n - 1; not a number where one of them is none."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def encoder_settings(result: Result) -> dict[str, Any]:
@@ -197,16 +210,16 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
             line.append(str(row.runs))
         if any(cells):
             line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
-        table.add_row(*(text.replace("[", "\\[") for text in line))
+        table.add_row(*map(plain, line))
     console.print(table)
     for source in dict.fromkeys(f"[{cell.mark}] The paper's: {cell.where}" for cell in cells if cell):
-        console.print(source, markup=False, soft_wrap=True)
+        console.print(plain(source), soft_wrap=True)
     for words in dict.fromkeys(f"{result.protocol}: {result.words} On {result.data}." for result in results):
-        console.print(words, markup=False, soft_wrap=True)
+        console.print(plain(words), soft_wrap=True)
     for note in dict.fromkeys(note for result in results for note in result.notes):
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(plain(note), soft_wrap=True)
     for warning in dict.fromkeys(warning for result in results for warning in result.warnings):
-        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        console.print(plain(f"warning: {warning}", "yellow"), soft_wrap=True)
 
 
 def general_name(result: Result) -> str:

@@ -23,6 +23,7 @@ from mixview.formats import detectron2, graphs, huggingface, weights
 from mixview.formats.card import is_card, make_card
 from mixview.formats.written import Cargo, Written, fill_path
 from mixview.options import ROOM
+from mixview.terminal import say
 from mixview.using.encoder import Encoder
 
 FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
@@ -102,10 +103,10 @@ class Export(Choice):
                     (folder / stale).unlink(missing_ok=True)
         with atomic_write(out.with_suffix(".md") if is_file else folder / "README.md") as file:
             file.write(card.encode())
-        print(f"wrote {place} ({self.format}) and its model card")
+        say(f"wrote {place} ({self.format}) and its model card")
         for note in (sentence, *written.notes):
-            print(note)
-        print(f"\n{fill_path(written.snippet, place)}\n{cargo.normalise_line()}")
+            say(note)
+        say(f"\n{fill_path(written.snippet, place)}\n{cargo.normalise_line()}")
         return place
 
 

@@ -21,6 +21,7 @@ from mixview.evaluate.encoders import USUAL_SIZE
 from mixview.export import check_size, read_header, rebuild, save_encoder
 from mixview.formats import detectron2, graphs, huggingface
 from mixview.pickles import read_torch
+from mixview.terminal import say
 
 SMALL_SIZE = 32
 """What an encoder with the small stem is taken to be for, where nothing says it."""
@@ -52,8 +53,8 @@ class Import:
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         save_encoder(out, encoder, spec, about)
-        print(note)
-        print(f"wrote {out}: {spec['name']}, {spec['feature_dim']} features of {spec['size']} pixels")
+        say(note)
+        say(f"wrote {out}: {spec['name']}, {spec['feature_dim']} features of {spec['size']} pixels")
         return out
 
     def build(

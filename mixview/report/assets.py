@@ -21,7 +21,8 @@ def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = Fa
     """
     allowed = "; script-src 'unsafe-inline'" if scripts else ""
     whole = {"title": parts["title"], "style": style, "scripts": allowed, "body": fill(body, parts)}
-    return fill("frame.html", whole).encode()
+    # A file name that is no Unicode is spelled out, which in a string of JSON means the same.
+    return fill("frame.html", whole).encode(errors="backslashreplace")
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:

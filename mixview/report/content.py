@@ -56,6 +56,8 @@ class Showing:
     """Show these images, whatever the runs were trained on."""
     split: str | None = None
     trust: bool = False
+    fetch: bool = False
+    """Read what a run was trained on from a server, where its settings name one."""
     work: Work = field(default_factory=Work)
     budget: Budget = field(default_factory=Budget)
 
@@ -164,15 +166,15 @@ def open_images(run: Run, showing: Showing) -> Opened:
     """What a run was trained on, and the images to show it with. Whatever fails of that is a note."""
     data, source, words, notes = None, None, "", list(run.notes)
     try:
-        data = open_data(run)
+        data = open_data(run, showing.fetch)
         changed = changed_data(run, data)
         notes += [changed] if changed else []
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        if showing.data is None:
+            source, words = held_out(run, data, showing.fetch)
+    except Exception as error:  # the settings may be anybody's: whatever they lead to is said, and the rest is shown
         notes.append(f"Its data cannot be opened, so that only what the run itself left is shown: {one_line(error)}")
     if showing.data is not None:
         source, words = open_source(showing.data, showing.split), showing.data
-    elif data is not None:
-        source, words = held_out(run, data)
     return Opened(data, source, words, notes)
 
 
@@ -192,8 +194,8 @@ def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str,
         "message": str(run.status.get("message") or ""),
         "notes": notes,
         "curves": {name: curve._asdict() for name, curve in follow(run, points).items()},
-        "strip": strip_of(run, opened.data, budget.strips // max(runs, 1)),
-        "detections": [each._asdict() for each in found_by_detectors(run, budget.detections // max(runs, 1))],
+        "strip": strip_of(run, opened.data, budget.strips // max(runs, 1), notes),
+        "detections": [each._asdict() for each in found_by_detectors(run, budget.detections // max(runs, 1), notes)],
         "set": key,
         "map": None if found is None else pack_map(found),
         "answers": None if key is None or found is None else answers_of(found, gallery.sets[key]),
@@ -210,7 +212,7 @@ def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embed
         return None, None
     try:
         key = gallery.add(opened.source, opened.words)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # as above
         notes.append(f"Its images cannot be shown: {one_line(error)}")
         return None, None
     if run.encoder is None:
@@ -220,7 +222,7 @@ def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embed
         source = gallery.sets[key].source
         subject = encoders.load(str(run.encoder), natural_size=32, trust=showing.trust)
         found = embed(subject, source, showing.work)
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # as above
         notes.append(f"Its encoder cannot be shown: {one_line(error)}")
         return key, None
     model = gallery.models.setdefault(key, found)
@@ -235,15 +237,15 @@ def answers_of(found: Embedding, shown: Shown) -> dict[str, Any] | None:
     return answers._asdict() | {"worst": [each._asdict() for each in answers.worst]}
 
 
-def strip_of(run: Run, data: Data | None, budget: int) -> dict[str, Any] | None:
+def strip_of(run: Run, data: Data | None, budget: int, notes: list[str]) -> dict[str, Any] | None:
     """The picture of what the run saw."""
     originals: Sequence[Any] = ()
     if data is not None:
         try:
             originals = original_images(run, data, COLUMNS)
-        except (OSError, ValueError, RuntimeError):
+        except Exception:  # as above; what is wrong with the images is said where they are shown
             originals = ()
-    strip = make_strip(run, originals, budget)
+    strip = make_strip(run, originals, budget, notes)
     return None if strip is None else strip._asdict()
 
 

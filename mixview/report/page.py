@@ -14,6 +14,7 @@ from mixview.report.assets import asset, frame
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.runs import gather
+from mixview.terminal import say
 
 SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbours", "runs", "main")
 """In this order: a later one uses what an earlier one defines."""
@@ -29,6 +30,7 @@ def report(
     device: str = "auto",
     workers: int | None = None,
     trust: bool = False,
+    fetch: bool = False,
 ) -> Path:
     """Write one page, a single file without network, that shows and compares what runs learned.
 
@@ -42,23 +44,24 @@ def report(
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images; by default the cores, less one.
         trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        fetch: read the images of a run from the server that its settings name; otherwise no network is used.
     """
     if images < 2:
         raise ValueError(f"images must be at least 2, for neighbours to be shown, got {images}")
     if images > 65_535:
         raise ValueError(f"a page holds at most 65,535 images a data set, got {images}")
-    content = assemble(gather(runs), Showing(images, data, split, trust, Work(device, workers)))
+    content = assemble(gather(runs), Showing(images, data, split, trust, fetch, Work(device, workers)))
     page = render(content, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as file:
         file.write(page)
     for run in content["runs"]:
         for note in run["notes"]:
-            print(f"{run['name']}: {note}")
+            say(f"{run['name']}: {note}")
     for note in content["notes"]:
-        print(note)
+        say(note)
     count = len(content["runs"])
-    print(f"wrote {out}: {count} {'run' if count == 1 else 'runs'}, {len(page) / 1e6:.1f} MB")
+    say(f"wrote {out}: {count} {'run' if count == 1 else 'runs'}, {len(page) / 1e6:.1f} MB")
     return out
 
 

@@ -1,18 +1,27 @@
 """What a run's folder says, read leniently: a report is wanted most of the run that crashed or is still going."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped, unused-ignore]
-
 from mixview.evaluate import results
 from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result
-from mixview.train.run_folder import is_run, read_metrics, read_status
+from mixview.records import (
+    MAX_METRICS,
+    Config,
+    Data,
+    Environment,
+    Record,
+    RecordError,
+    Status,
+    parse_metrics,
+    read_bytes,
+    read_dict,
+)
+from mixview.train.run_folder import is_run
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,7 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
     notes = [f"{path} is no run and was left out." for path in paths if path not in runs and path not in others]
     found: list[Result] = []
     for path in others:
-        read, trouble = read_results(path)
+        read, trouble = results.read_what_fits(path)
         found += read
         notes += trouble
     names = short_names(runs)
@@ -99,37 +108,32 @@ def read_run(path: Path, name: str | None = None) -> Run:
     """The run in a folder; what cannot be read is empty, and noted."""
     notes: list[str] = []
 
-    def read(file: str) -> dict[str, Any]:
+    def read(file: str, kind: Any) -> dict[str, Any]:
         try:
-            text = (path / file).read_text(encoding="utf-8")
-            value = yaml.safe_load(text) if file.endswith(".yaml") else json.loads(text)
-            if isinstance(value, dict):
-                return value
-            notes.append(f"Its {file} holds no settings.")
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            notes.append(f"Its {file} cannot be read ({type(error).__name__}).")
+            return read_dict(path / file, kind)
+        except RecordError as error:
+            notes.append(f"Its {file} was left out: {error.reason}.")
         return {}
 
-    judged, trouble = read_results(path)
-    return Run(
-        name or path.resolve().name,
-        path,
-        read("config.yaml"),
-        read("data.json"),
-        read("environment.json"),
-        read_status(path),
-        read_metrics(path),
-        judged,
-        (*notes, *trouble),
-    )
+    config, data = read("config.yaml", Config), read("data.json", Data)
+    environment, status = read("environment.json", Environment), read("status.json", Status)
+    metrics, lines = read_curves(path / "metrics.jsonl")
+    judged, trouble = results.read_what_fits(path)
+    notes += [*lines, *trouble]
+    return Run(name or path.resolve().name, path, config, data, environment, status, metrics, judged, tuple(notes))
 
 
-def read_results(path: Path) -> tuple[list[Result], list[str]]:
-    """The evaluations in a folder, and a sentence where they cannot be read."""
+def read_curves(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of a run's metrics, and a sentence on what of them cannot be read; a young run has none."""
+    if not path.exists() and not path.is_symlink():
+        return [], []
     try:
-        return results.read(path), []
-    except ValueError as error:
-        return [], [str(error)]
+        good, damaged = parse_metrics(read_bytes(path, MAX_METRICS), Record)
+    except RecordError as error:
+        return [], [f"Its {path.name} was left out: {error.reason}."]
+    count = "1 line" if len(damaged) == 1 else f"{len(damaged)} lines"
+    told = [f"{count} of its {path.name} left out, line {damaged[0]} first: damaged."] if damaged else []
+    return [record for _, record in good], told
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

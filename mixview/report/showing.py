@@ -1,7 +1,7 @@
 """Which images a run is shown with: held out from it where there are any, the same for runs on the same data."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from mixview.data.picture import caption, to_rgb
 from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import BadImage, Pixels, Source, SourceError
 from mixview.data.splits import Subset
+from mixview.data.webdataset import is_url
 from mixview.evaluate.progress import bar
 from mixview.report.runs import Run
 from mixview.train.watching import hold_out, pick
@@ -49,26 +50,42 @@ class Data(NamedTuple):
     """Labelled images that it was asked about while it learned."""
 
 
-def open_data(run: Run) -> Data:
-    """The data of a run, parted as the run did."""
+def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
+    """Where the settings of a run, which somebody else may have written, say that its images are, and the options.
+
+    What is on a server is refused unless the user asked to fetch it, and no file is written where they say.
+    """
     data, options = run.config.get("data"), run.config.get("data_options") or {}
     if not data:
         raise SourceError("its settings do not say what it was trained on")
+    named = [data, run.config.get("validation"), *options.values()]
+    remote = [each for each in named if isinstance(each, str) and is_url(each)]
+    if remote and not fetch:
+        raise SourceError(
+            f"its images are on a server ({remote[0]}), from which nothing is read unless you say --fetch; --data shows "
+            "images of yours instead"
+        )
+    return data, {name: value for name, value in options.items() if name != "cache"}
+
+
+def open_data(run: Run, fetch: bool = False) -> Data:
+    """The data of a run, parted as the run did."""
+    data, options = origin(run, fetch)
     whole = open_source(data, run.config.get("split"), **options)
-    share, seed = (run.config.get("watch") or {}).get("hold_out", 0.1), run.config.get("seed") or 0
+    share, seed = (run.config.get("watch") or {}).get("hold_out"), run.config.get("seed") or 0
     validation, part = run.config.get("validation"), run.config.get("validation_split")
-    learned, held, _ = hold_out(whole, data, options, validation, float(share), int(seed), part)
+    learned, held, _ = hold_out(whole, data, options, validation, 0.1 if share is None else share, seed, part)
     return Data(whole, learned, None if held is None else held.questions)
 
 
-def held_out(run: Run, data: Data) -> tuple[Source, str]:
+def held_out(run: Run, data: Data, fetch: bool = False) -> tuple[Source, str]:
     """The images that a run did not learn from, or all of them where none was held out; and what they are, in words."""
-    name = str(run.config["data"])
+    name, options = origin(run, fetch)
     if data.held is not None:
         return data.held, f"{name}: images that were not learned from"
     for part in ("val", "test"):
         try:
-            other = open_source(name, part, **(run.config.get("data_options") or {}))
+            other = open_source(name, part, **options)
         except (SourceError, ValueError):
             continue
         if other.fingerprint() != data.whole.fingerprint():

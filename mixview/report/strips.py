@@ -1,18 +1,24 @@
 """What a run saw: its images, and below them the views and the mixtures of `views.png`; and what detectors found."""
 
+import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from mixview.data.picture import crop
 from mixview.data.source import Pixels
+from mixview.records import RecordError, read_bytes
 from mixview.report.runs import Run
 from mixview.report.sprites import as_address, encode_jpeg
 
 COLUMNS = 8
 """Images in `views.png`, as `Watcher.picture` draws them."""
 WIDTHS = (1200, 900, 640, 480)
+ROWS = 16
+"""Rows of `views.png` that are named, at most: there are three."""
+MAX_PIXELS, MAX_SIDE = 40_000_000, 32_000
 
 
 class Strip(NamedTuple):
@@ -26,10 +32,10 @@ class Strip(NamedTuple):
 
 def geometry(run: Run, picture: Image.Image) -> tuple[float, float, int]:
     """The side of an image in `views.png`, the gap between two, and the number of rows."""
-    size = int(run.config.get("size") or 224)
+    size = run.config.get("size") or 224
     pad = max(1, size // 16)
     scale = picture.width / (COLUMNS * (size + pad) + pad)
-    rows = max(1, round((picture.height / scale - pad) / (size + pad)))
+    rows = max(1, min(ROWS, round((picture.height / scale - pad) / (size + pad))))
     return size * scale, pad * scale, rows
 
 
@@ -39,17 +45,41 @@ def name_rows(config: dict[str, Any], count: int) -> list[str]:
     return ["one view", "another view", *[f"mixtures of the first views ({mixer})"] * max(0, count - 2)][:count]
 
 
-def make_strip(run: Run, originals: Sequence[Pixels], budget: int) -> Strip | None:
+def read_picture(path: Path) -> Image.Image:
+    """A PNG that a run left."""
+    content = read_bytes(path)
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as opened:
+            if opened.width * opened.height > MAX_PIXELS or max(opened.size) > MAX_SIDE:
+                raise RecordError(path, f"{opened.width} × {opened.height} pixels are too many")
+            return opened.convert("RGB")
+    except RecordError:
+        raise
+    except Exception as error:  # Pillow raises whatever it stumbles over in a damaged file
+        raise RecordError(path, f"it is no picture ({type(error).__name__})") from None
+
+
+def show_picture(run: Run, path: Path, notes: list[str] | None) -> Image.Image | None:
+    """A picture of a run; None, and a note on why, where it cannot be shown."""
+    try:
+        return read_picture(path)
+    except RecordError as error:
+        if notes is not None:
+            notes.append(f"Its {path.relative_to(run.path)} was left out: {error.reason}.")
+        return None
+
+
+def make_strip(
+    run: Run, originals: Sequence[Pixels], budget: int, notes: list[str] | None = None
+) -> Strip | None:
     """The picture of a run with its images above, at most `budget` bytes; None where the run has drawn none."""
     path = run.path / "views.png"
-    try:
-        with Image.open(path) as opened:
-            picture = opened.convert("RGB")
-    except (OSError, ValueError):
+    picture = show_picture(run, path, notes) if path.exists() else None
+    if picture is None:
         return None
     tile, gap, count = geometry(run, picture)
     names = name_rows(run.config, count)
-    if originals and picture.width:
+    if originals and tile >= 1:
         top = round(tile + gap)
         whole = Image.new("RGB", (picture.width, picture.height + top), "white")
         whole.paste(picture, (0, top))
@@ -59,16 +89,13 @@ def make_strip(run: Run, originals: Sequence[Pixels], budget: int) -> Strip | No
     return Strip(*shrink(picture, budget), names)
 
 
-def found_by_detectors(run: Run, budget: int) -> list[Strip]:
+def found_by_detectors(run: Run, budget: int, notes: list[str] | None = None) -> list[Strip]:
     """What the detectors of a run found: the picture of the first trial of each protocol and data set."""
     pictures = sorted(run.path.glob("detection/*/detections.png"), reverse=True)
     trials = {path.parent.name.rpartition("-seed-")[0]: path for path in pictures}
     shown = []
     for name, path in sorted(trials.items()):
-        try:
-            with Image.open(path) as opened:
-                picture = opened.convert("RGB")
-        except (OSError, ValueError):
+        if (picture := show_picture(run, path, notes)) is None:
             continue
         shown.append(Strip(*shrink(picture, budget // len(trials)), [name]))
     return shown
@@ -79,7 +106,8 @@ def shrink(picture: Image.Image, budget: int) -> tuple[str, int, int]:
     for width in WIDTHS:
         small = picture
         if picture.width > width:
-            small = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
+            height = max(1, round(picture.height * width / picture.width))
+            small = picture.resize((width, height), Image.Resampling.LANCZOS)
         content = encode_jpeg(small, 85 if width > 640 else 75)
         if len(content) <= budget:
             break

@@ -13,6 +13,8 @@ import rich.progress
 from rich.console import Console
 from torch import Tensor
 
+from mixview.terminal import plain
+
 Loss = float | Tensor | Callable[[], float]
 
 
@@ -110,12 +112,12 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self.shown:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
         if self.shown:
-            self.console.print(f"warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            self.console.print(plain(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
         """Show how far the run is, now."""

@@ -38,6 +38,7 @@ from mixview.backbones import ENCODER_FILE
 from mixview.data.identity import note_images
 from mixview.data.source import Source
 from mixview.evaluate.provenance import flatten
+from mixview.records import Data, Environment, RecordError, Status, parse_metrics, read_dict
 from mixview.train.checkpoints import in_words, remedy
 from mixview.train.launching import is_restarted, process_rank
 from mixview.yaml_files import read_yaml
@@ -142,20 +143,21 @@ class RunFolder:
             raise RunFolderError(f"{path} {what}; name the --out of an earlier run, or start one without --resume")
         try:
             config = read_yaml(path / "config.yaml")
-            data = json.loads((path / "data.json").read_text(encoding="utf-8"))
-            environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+            data = read_dict(path / "data.json", Data)
+            environment = read_dict(path / "environment.json", Environment)
+        except RecordError as error:
+            raise RunFolderError(f"{error}; restore it, or start a new run with another --out") from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(in_words(error).split())
             raise RunFolderError(
                 f"the run in {path} cannot be read: {reason}; restore its config.yaml, data.json and environment.json, "
                 "or start a new run with another --out"
             ) from error
-        for name, value in (("config.yaml", config), ("data.json", data), ("environment.json", environment)):
-            if not isinstance(value, dict):
-                raise RunFolderError(
-                    f"{path / name} was not written by mixview: it holds no settings; restore it, or start a new run "
-                    "with another --out"
-                )
+        if not isinstance(config, dict):
+            raise RunFolderError(
+                f"{path / 'config.yaml'} was not written by mixview: it holds no settings; restore it, or start a new "
+                "run with another --out"
+            )
         return cls(path, config, data, environment)
 
     @property
@@ -448,16 +450,10 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 def parse(content: bytes, path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     """The good lines of a metrics file, as bytes and as a record."""
-    good = []
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get("step")) is int:
-            good.append((line, record))
-        elif line.endswith(b"\n"):
-            warnings.warn(f"line {number} of {path} is damaged and was left out", stacklevel=3)
+    good, damaged = parse_metrics(content)
+    if damaged:
+        others = f", and so are {len(damaged) - 1} others" if len(damaged) > 1 else ""
+        warnings.warn(f"line {damaged[0]} of {path} is damaged and was left out{others}", stacklevel=3)
     return good
 
 
@@ -496,10 +492,9 @@ def describe_status(
 def read_status(path: Path) -> dict[str, Any]:
     """The status of the run in a folder; empty when there is none that can be read."""
     try:
-        status = json.loads((path / "status.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_dict(path / "status.json", Status)
+    except RecordError:
         return {}
-    return status if isinstance(status, dict) and {"state", "step"} <= status.keys() else {}
 
 
 def describe_environment(seed: int | None = None) -> dict[str, Any]:

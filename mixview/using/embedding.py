@@ -7,8 +7,6 @@ A Parquet file has a row an image: `path`, `feature` (D numbers) and, where the 
 mixview's cache (`mixview.evaluate.features`), which is made by several processes and gone on with after a kill.
 """
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ import numpy.typing as npt
 
 from mixview.atomic import atomic_write
 from mixview.backbones import library
+from mixview.csv_files import read_rows, write_rows
 from mixview.data.opening import SourceOptions, open_source
 from mixview.data.source import Source
 from mixview.evaluate.encoders import Encoding, Subject
@@ -27,6 +26,7 @@ from mixview.evaluate.features import Features, Stage, extract, launched
 from mixview.evaluate.progress import bar
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 from mixview.options import ROOM
+from mixview.terminal import printable, say
 
 ROWS = 8192
 """Images that are written together: a row group of Parquet."""
@@ -112,7 +112,7 @@ class Embed(Embedding):
             with atomic_write(out) as file:
                 write_npy(file, embedded)
         kept = len(embedded.features.kept)
-        print(f"wrote {out}: {kept} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
+        say(f"wrote {out}: {kept} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
         return out
 
 
@@ -197,24 +197,22 @@ def write_npy(file: BinaryIO, embedded: Embedded) -> None:
 def write_names(file: BinaryIO, embedded: Embedded) -> None:
     """The path and, where there is one, the label of each row of the .npy file."""
     labels = labels_of(embedded.source)
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    writer = csv.writer(text)
-    writer.writerow(["path"] if labels is None else ["path", labels[0]])
-    for index in embedded.features.kept.tolist():
-        label = [] if labels is None else [labels[1][index]]
-        joined = ["; ".join(each) if isinstance(each, list) else each for each in label]
-        writer.writerow([embedded.source.name(index), *joined])
-    text.flush()
-    text.detach()
+
+    def rows() -> Iterator[list[object]]:
+        yield ["path"] if labels is None else ["path", labels[0]]
+        for index in embedded.features.kept.tolist():
+            label = [] if labels is None else [labels[1][index]]
+            joined = ["; ".join(each) if isinstance(each, list) else each for each in label]
+            yield [embedded.source.name(index), *joined]
+
+    write_rows(file, rows())
 
 
 def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]:
     """The paths and the features [N, D] of a file that `mixview embed` wrote."""
     path = Path(path)
     if path.suffix == ".npy":
-        with path.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-            names = [row["path"] for row in csv.DictReader(file)]
-        return names, np.load(path)
+        return [row["path"] for row in read_rows(path.with_suffix(".csv"))], np.load(path)
     table = library("pyarrow.parquet", "embed").read_table(path, columns=["path", "feature"])
     features = table["feature"].combine_chunks()
     width = features.type.list_size

@@ -7,9 +7,7 @@ Writes a contact sheet, and a .csv of the same name beside it. Features are comp
 images was taken off, since what all images share says nothing of any.
 """
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mixview.atomic import atomic_write
+from mixview.csv_files import write_rows
 from mixview.data.files import is_image_name, read_file
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
@@ -28,6 +27,7 @@ from mixview.data.source import Pixels, Source
 from mixview.evaluate.features import Staged, extract, launched, pick_device
 from mixview.evaluate.knn import Neighbours
 from mixview.options import ROOM, Count
+from mixview.terminal import printable, say
 from mixview.using.embedding import Embedded, Embedding
 from mixview.using.search import How, find_nearest
 
@@ -158,17 +158,17 @@ class Looking(Embedding):
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(out.with_suffix(".csv")) as file:
-            file.write(as_list(found, embedded.source).encode())
+            write_rows(file, as_list(found, embedded.source))
         rows = draw_rows(found, embedded, pictures)
         if rows:
             with atomic_write(out) as file:
                 contact_sheet(rows).save(file, format=out.suffix[1:].upper().replace("JPG", "JPEG"))
-        print(f"{len(embedded.features.kept)} images of {embedded.subject.name}; {words}")
+        say(f"{len(embedded.features.kept)} images of {embedded.subject.name}; {words}")
         print_findings(found, embedded.source)
         if "duplicates" in self.what and not any(each.what == "duplicates" for each in found):
-            print(f"no two images have a cosine of {self.threshold:g} or more: a lower --threshold finds looser pairs")
+            say(f"no two images have a cosine of {self.threshold:g} or more: a lower --threshold finds looser pairs")
         wrote = f"{out} and {out.with_suffix('.csv')}" if rows else f"{out.with_suffix('.csv')}"
-        print(f"wrote {wrote}")
+        say(f"wrote {wrote}")
 
 
 def neighbours(encoder: str, **options: Any) -> list[Finding]:
@@ -232,26 +232,23 @@ def name_of(source: Source, finding: Finding, image: int) -> str:
     return source.name(image) if image >= 0 else finding.title.removeprefix("like ")
 
 
-def as_list(found: Sequence[Finding], source: Source) -> str:
+def as_list(found: Sequence[Finding], source: Source) -> Iterator[list[object]]:
     """Every finding as rows of a table: what, number of the group, path, cosine."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["find", "group", "path", "cosine"])
+    yield ["find", "group", "path", "cosine"]
     for number, finding in enumerate(found):
         for image, score in zip(finding.images, finding.scores, strict=True):
-            writer.writerow([finding.what, number, name_of(source, finding, image), f"{score:.4f}"])
-    return text.getvalue()
+            yield [finding.what, number, name_of(source, finding, image), f"{score:.4f}"]
 
 
 def print_findings(found: Sequence[Finding], source: Source) -> None:
     """What is on the sheet, in words."""
     for finding in found[:ROWS]:
-        print(f"{finding.title}:")
+        say(f"{printable(finding.title)}:")
         for image, score in zip(finding.images, finding.scores, strict=True):
             if image >= 0:
-                print(f"  {score:6.3f}  {source.name(image)}")
+                say(f"  {score:6.3f}  {printable(source.name(image))}")
     if len(found) > ROWS:
-        print(f"… and {len(found) - ROWS} more, in the list")
+        say(f"… and {len(found) - ROWS} more, in the list")
 
 
 def draw_rows(found: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:

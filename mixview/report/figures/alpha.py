@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
 from mixview.evaluate.provenance import flatten
-from mixview.evaluate.results import encoder_settings, tell_apart
+from mixview.evaluate.results import deviation, encoder_settings, tell_apart
 from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
 
@@ -145,7 +145,7 @@ def name_curve(measured: Measured) -> str:
 def draw_curve(axes: Axes, points: list[Point], name: str, colour: str) -> None:
     """Means, and deviations where an α has several runs."""
     means = [statistics.fmean(point.values) for point in points]
-    spread = [statistics.stdev(point.values) if len(point.values) > 1 else 0.0 for point in points]
+    spread = [deviation(point.values) if len(point.values) > 1 else 0.0 for point in points]
     alphas = [point.alpha or 0.0 for point in points]
     axes.errorbar(alphas, means, spread if any(spread) else None, color=colour, marker="o", capsize=3, label=name)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from mixview.mixing import mixture_generators
 from mixview.objective import Objective
 from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
+from mixview.terminal import plain
 from mixview.train.activations import peak_activations
 from mixview.train.estimate import peak_memory, size, wait
 from mixview.train.optimisers import Optimizer, build_optimizer
@@ -123,8 +124,13 @@ def cost(
 def setup_of(run: Run) -> Setup:
     """What a step of a run is on one device: of a batch that accumulates, one micro-batch."""
     config = run.config
-    batch = int(config["batch"]) // int(config.get("accumulate") or 1)
-    return Setup(config["method"], config["backbone"], max(2, batch), int(config["size"]))
+    wanted = {"method": get_args(MethodName), "backbone": None, "batch": None, "size": None}
+    for name, known in wanted.items():
+        value = config.get(name)
+        if value is None or value == "auto" or (known and value not in known):
+            raise ValueError(f"{run.path} does not say its {name}, without which its cost is not known: leave it out")
+    batch = config["batch"] // (config.get("accumulate") or 1)
+    return Setup(config["method"], config["backbone"], max(2, batch), config["size"])
 
 
 def measure(
@@ -309,8 +315,8 @@ def recorded(runs: list[Run]) -> Table:
     for run in runs:
         steps = run.status.get("step")
         if run.seconds and steps:
-            method, objective = run.config["method"], run.config["objective"]
-            table.add_row(run.name, f"{method}, {objective}", str(run.config["batch"]), f"{run.seconds / steps:.3g} s")
+            method, objective, batch = (run.config.get(name, "?") for name in ("method", "objective", "batch"))
+            table.add_row(plain(run.name), plain(f"{method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s")
     return table
 
 

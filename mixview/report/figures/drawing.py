@@ -17,6 +17,7 @@ from mixview.data.source import Pixels, Source
 from mixview.evaluate.encoders import Subject, load
 from mixview.report.runs import Run, read_run, short_names
 from mixview.report.showing import held_out, open_data
+from mixview.terminal import say
 from mixview.train.run_folder import is_run
 
 # Those of the page (see page/data.js): apart to most colour-blind eyes, in print and on a screen.
@@ -32,6 +33,7 @@ STYLE: Any = {
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "legend.frameon": False,
+    "text.parse_math": False,  # a name with dollar signs is a name
     "svg.hashsalt": "mixview",  # the same figure is the same file
     "savefig.dpi": DPI,
 }
@@ -55,7 +57,7 @@ def save(figure: Figure, out: Path) -> list[Path]:
         kind = path.suffix[1:]
         with atomic_write(path) as file:
             figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    print(f"wrote {paths[0]} and {paths[1]}")
+    say(f"wrote {paths[0]} and {paths[1]}")
     return paths
 
 
