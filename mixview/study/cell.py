@@ -20,7 +20,8 @@ from mixview.evaluate.provenance import flatten
 from mixview.evaluate.results import Result
 from mixview.evaluate.training import Stopped
 from mixview.study import results, standalone
-from mixview.study.grid import Cell, digest
+from mixview.study.grid import Cell
+from mixview.study.names import digest
 from mixview.study.passes import Passes
 from mixview.train.launching import end_when_orphaned
 from mixview.train.run_folder import RunFolder, describe_environment, is_run, plain, read_metrics

@@ -7,9 +7,12 @@ from typing import Any
 
 from mixview.evaluate.judging import PROTOCOLS
 from mixview.study import standalone
+from mixview.terminal import printable
 
 AXES = ("data", "methods", "knobs", "objectives")
 COLUMN = ("protocol", "metric")
+LONGEST_LABEL = 100
+"""Characters: four labels make the name of a file, of which systems take 255 bytes."""
 
 
 def check(name: str, text: Mapping[str, Any]) -> None:
@@ -27,10 +30,13 @@ def check(name: str, text: Mapping[str, Any]) -> None:
                 raise ValueError(
                     f"{name}: YAML reads a name among the {axis} as {level}: put it in quotes, as it was written"
                 )
+            check_label(name, level)
             where = f"{level!r} among the {axis}"
             wanted(name, where, {} if content is None else content, dict, "settings, such as {epochs: 10}")
             if axis != "data" and content and "evaluate" in content:
                 check_columns(f"{name}, {where}", content["evaluate"])
+    for level in text.get("evaluate", {}):
+        check_label(name, level)
     check_columns(name, text.get("evaluate", {}))
     check_seeds(name, text.get("seeds", [0]))
     grids = text.get("grids", [{}])
@@ -41,6 +47,15 @@ def check(name: str, text: Mapping[str, Any]) -> None:
             wanted(name, f"{axis} of a grid", levels, list, "a list, such as [MoCo v2]")
         check_seeds(name, grid.get("seeds", [0]))
     check_baseline(name, text)
+
+
+def check_label(name: str, label: object) -> None:
+    """A label is one line of text, or a number."""
+    if str(label) != printable(label) or len(str(label)) > LONGEST_LABEL:
+        raise ValueError(
+            f"{name}: the label {printable(label)[:LONGEST_LABEL]} has control characters, or more than "
+            f"{LONGEST_LABEL} characters: give it a short name of one line"
+        )
 
 
 def wanted(name: str, what: str, value: object, kind: type, form: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 from rich.console import Console
@@ -10,12 +11,16 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from mixview.atomic import atomic_write
+from mixview.records import read_text
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
+from mixview.study.names import digest, inline
 from mixview.study.running import Runner, locked
+from mixview.terminal import plain, printable, say
 from mixview.train.progress import duration
 from mixview.train.stopping import seconds_of
+from mixview.yaml_files import parse_yaml
 
 TEXT = "study.yaml"
 """In a study's folder of results: what the study said when it was run last."""
@@ -62,7 +67,7 @@ def run(
             complete = Runner(chosen, out, runs, cores, keep_runs, limit).run()
         finally:
             _, page = write_report(out)
-    print(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {page}")
+    say(f"{'complete' if complete else 'not complete yet: the same command goes on'}; wrote {page}")
 
 
 def only_seeds(study: grid.Study, seeds: list[int]) -> grid.Study:
@@ -85,10 +90,10 @@ def list_cells(study: grid.Study, out: Path) -> None:
     for cell in study.cells:
         cost = "done" if cell.name in done else duration(estimate.seconds([cell]))
         epochs = str(cell.epochs) if cell.encoder is None else cell.encoder
-        table.add_row(cell.name, epochs, f"{cell.passes.with_gradient}, {cell.passes.without}", cost)
+        table.add_row(cell.name, plain(epochs), f"{cell.passes.with_gradient}, {cell.passes.without}", cost)
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [cell for cell in study.cells if cell.name not in done]
-    print(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
+    say(f"{len(study.cells)} cells, {len(done)} done; about {duration(estimate.seconds(todo))} of a core to go")
 
 
 def show(folder: Path) -> None:
@@ -103,10 +108,10 @@ def show(folder: Path) -> None:
     console = Console()
     text = written.read_text(encoding="utf-8")
     if console.is_terminal:
-        console.print(Markdown(text))
+        console.print(Markdown(printable(text, keep="\n")))
     else:
-        print(text)
-    print(f"wrote {written} and {page}")
+        say(text)
+    say(f"wrote {written} and {page}")
 
 
 def list_studies() -> None:
@@ -114,7 +119,8 @@ def list_studies() -> None:
     table = Table("study", "what", "cells", "cost", box=None, padding=(0, 2, 0, 0))
     for name in grid.names():
         study = grid.read(name)
-        table.add_row(name, study.about.get("what", ""), str(len(study.cells)), study.about.get("cost", ""))
+        what, cost = (plain(study.about.get(key, "")) for key in ("what", "cost"))
+        table.add_row(name, what, str(len(study.cells)), cost)
     Console(highlight=False).print(table)
 
 
@@ -132,10 +138,11 @@ def write_report(out: Path) -> tuple[Path, Path]:
             text, found = report_of(folder, out)
             parts += text
             ran |= found
-        except (ValueError, yaml.YAMLError) as error:  # one that is broken does not cost the others
-            words = " ".join(str(error).split())
-            parts += [f"## {folder.name}", "", f"**Cannot be shown**: {words} (in {folder.name}/{TEXT})", ""]
-            print(f"{folder / TEXT} cannot be shown: {words}", file=sys.stderr)
+        except Exception as error:  # one that is broken, in whatever way, does not cost the others
+            words = " ".join(str(error).split()) or type(error).__name__
+            told = f"**Cannot be shown**: {inline(words)} (in {inline(folder.name)}/{TEXT})"
+            parts += [f"## {inline(folder.name)}", "", told, ""]
+            say(f"{folder / TEXT} cannot be shown: {words}", file=sys.stderr)
     spent = f"All studies together: {len(ran)} cells, {tables.core_hours(ran.values()):.1f} core-hours."
     parts = ["# What the studies found", "", "Written by `mixview study show`; do not edit.", "", spent, "", *parts]
     path = out / "results.md"
@@ -146,10 +153,13 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.CellResult]]:
     """The part of results.md of one study, and its results by what was run and asked; draws its pictures."""
-    study = grid.expand(folder.name, yaml.safe_load((folder / TEXT).read_text(encoding="utf-8")))
-    found = results.found(study.cells, out)
-    parts = [tables.render(study, found)]
+    study = grid.expand(folder.name, parse_yaml(read_text(folder / TEXT), TEXT))
+    faults: dict[str, None] = {}
+    found = results.found(study.cells, out, faults)
+    parts = [tables.render(study, found), *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", ""))]
+    for fault in faults:
+        say(f"left out: {fault}", file=sys.stderr)
     for picture, words in plots.draw(study, found, folder).items():
-        parts += [f"![{study.name}: {words}]({picture.relative_to(out).as_posix()})", ""]
+        parts += [f"![{inline(study.name)}: {words}]({quote(picture.relative_to(out).as_posix())})", ""]
     pairs = [(cell.key, found[cell.name]) for cell in study.cells if cell.name in found]
-    return parts, {grid.digest([key, result.evaluate]): result for key, result in pairs}
+    return parts, {digest([key, result.evaluate]): result for key, result in pairs}

@@ -18,10 +18,8 @@ and elsewhere which judgements are made instead. A study may have a `base`, anot
 """
 
 import copy
-import hashlib
 import itertools
-import json
-import re
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,24 +32,22 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from mixview.evaluate.judging import PROTOCOLS
 from mixview.evaluate.provenance import flatten
 from mixview.study.checking import AXES, check, hint
+from mixview.study.names import digest, slug
 from mixview.study.passes import Passes, count_passes
 from mixview.train.pretraining import Pretraining, from_plain
 from mixview.train.recipes import merge
 from mixview.train.run_folder import plain
+from mixview.yaml_files import read_yaml
 
 KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings that say where and for how long, not what: a result is the same under any of them."""
 UNTRAINED = Passes(0, 0)
+MAX_CELLS = 100_000
 IMAGES = ("data", "data_options", "split")
 """Settings that say which images are trained on, and so how many an epoch has."""
 SCALE = ("backbone", "stem", "channels", "size", *IMAGES)
 """Settings that change what a pass, or an epoch, costs: passes tell the compute only where these are the same."""
-
-
-def digest(content: Any) -> str:
-    """A short hash of plain values."""
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -88,9 +84,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Names its files and its run: what it is in letters, and the hash."""
-        words = [self.data, self.method, self.knob, self.objective, f"s{self.seed}"]
-        short = "-".join(re.sub(r"[^a-z0-9.]+", "-", word.lower()).strip("-") for word in words if word)
-        return f"{short}-{self.key}"
+        return f"{slug(self.data, self.method, self.knob, self.objective, f's{self.seed}')}-{self.key}"
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -151,7 +145,7 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     if own.suffix in (".yaml", ".yml"):
         if not own.is_file():
             raise ValueError(f"there is no study file {own}: give a path, or one of {', '.join(names())}")
-        content = yaml.safe_load(own.read_text(encoding="utf-8"))
+        content = read_yaml(own)
     else:
         file = resources.files("mixview") / "studies" / f"{name}.yaml"
         if not file.is_file():
@@ -206,6 +200,8 @@ def combinations(name: str, text: dict[str, Any], grid: dict[str, Any]) -> Itera
             if level and level not in known:
                 raise ValueError(f"the study {name} has no {level!r} among its {axis}: {hint(level, known)}")
         chosen.append(wanted)
+    if math.prod(map(len, chosen)) > MAX_CELLS:
+        raise ValueError(f"the study {name} has more than {MAX_CELLS:,} cells: give its grids fewer levels")
     for levels in itertools.product(*chosen):
         yield dict(zip(AXES, levels, strict=True))
 

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import textwrap
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from mixview.atomic import atomic_write
 from mixview.study.grid import Study
+from mixview.study.names import digest, slug
 from mixview.study.results import CellResult
 from mixview.study.statistics import summarise
 from mixview.study.tables import Row, in_words, of_seeds, rows_of
@@ -31,13 +33,25 @@ COLUMN = "linear"
 
 def draw(study: Study, found: dict[str, CellResult], folder: Path) -> dict[Path, str]:
     """Write the pictures that the results allow, as PNG and SVG; returns the PNGs, and what they show."""
-    written = {}
+    import matplotlib as mpl
+
+    with mpl.rc_context({"text.parse_math": False}):  # a label with dollar signs is a label
+        return draw_all(study, found, folder)
+
+
+def draw_all(study: Study, found: dict[str, CellResult], folder: Path) -> dict[Path, str]:
+    """`draw`, with the settings of matplotlib as they are."""
+    written: dict[Path, str] = {}
+    stems: set[str] = set()
     rows = [row for row in rows_of(study, found) if row.results]
     column = COLUMN if COLUMN in study.columns else next(iter(study.columns), "")
     for data in dict.fromkeys(row.data for row in rows):
         part = [row for row in rows if row.data == data]
         trained = [row for row in part if row.trained]
-        stem = "-".join(each.lower().replace(" ", "-") for each in (study.name, data) if each)
+        stem = slug(study.name, data)
+        if stem in stems:  # labels that differ in capitals, say
+            stem = f"{stem}-{digest(data)}"
+        stems.add(stem)
         if any(len(result.curve) > 1 for row in trained for result in row.results):
             written[save(curves(trained), folder / f"{stem}-training")] = "accuracy while training"
         if any(len(line) > 1 for panel in panels_of(trained) for line in panel.lines.values()):
@@ -137,7 +151,7 @@ def curves(rows: Sequence[Row]) -> Any:
     figure, pairs, colours = canvas(panels, "k-NN accuracy while training, %", words)
     for panel, pair in zip(panels, pairs, strict=True):
         for name, row in ((name, row) for name, line in panel.lines.items() for row in line):
-            told = [result for result in row.results if result.curve]
+            told = [result for result in row.results if result.curve and result.steps]
             steps = sorted(set.intersection(*(({step for step, _ in result.curve}) for result in told))) if told else []
             if not steps:
                 continue
@@ -268,7 +282,8 @@ def save(figure: Any, stem: Path) -> Path:
     stem.parent.mkdir(parents=True, exist_ok=True)
     for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"metadata": {"Software": None}, "dpi": 110})):
         content = io.BytesIO()
-        with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}):
+        with mpl.rc_context({"svg.hashsalt": stem.name, "svg.fonttype": "path"}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # boxes, where the font has no such letter
             figure.savefig(content, format=kind, **options)
         with atomic_write(stem.with_name(f"{stem.name}.{kind}")) as file:
             file.write(content.getvalue())

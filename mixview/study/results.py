@@ -5,6 +5,7 @@ it stale, a setting or a default that has changed does.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from typing import Any
 
 from mixview.atomic import atomic_write
 from mixview.evaluate.judging import PROTOCOLS
+from mixview.records import Amount, Count, Number, RecordError, Whole, read_versioned
 from mixview.study.grid import Cell
 from mixview.train.run_folder import plain
 
@@ -29,25 +31,25 @@ class CellResult:
     method: str
     knob: str
     objective: str
-    seed: int
+    seed: Whole
     metrics: dict[str, float]
     """By column, in per cent."""
     evaluate: dict[str, dict[str, Any]]
     """By column: protocol, metric and options, as the study says them."""
     judged: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By column: every setting of the protocol."""
-    steps: int = 0
-    images_seen: int = 0
+    steps: Count = 0
+    images_seen: Count = 0
     """Over all steps, each image as often as it was seen."""
-    passes: tuple[int, int] = (0, 0)
+    passes: tuple[Count, Count] = (0, 0)
     """Encoder passes a step, with a gradient and without."""
-    cpu_seconds: float = 0.0
+    cpu_seconds: Amount = 0.0
     """Processor time of the training steps."""
-    judging_seconds: float = 0.0
+    judging_seconds: Amount = 0.0
     """Processor time of all judgements."""
-    curve: list[tuple[int, float]] = field(default_factory=list)
+    curve: list[tuple[Count, float]] = field(default_factory=list)
     """(step, k-NN accuracy in per cent) while it trained."""
-    signs: dict[str, float] = field(default_factory=dict)
+    signs: dict[str, Number] = field(default_factory=dict)
     """The last look's signs of collapse: standard deviation, effective rank …"""
     protocols: dict[str, str] = field(default_factory=dict)
     """How each column was measured, in words."""
@@ -85,21 +87,31 @@ def save(result: CellResult, path: Path) -> None:
 def load(path: Path) -> CellResult:
     """The result in a file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("version") > FORMAT:
-            raise ValueError("it was written by a later mixview")
-        content["passes"] = tuple(content["passes"])
-        content["curve"] = [(int(step), float(value)) for step, value in content["curve"]]
-        return CellResult(**content)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the result {path} cannot be read ({error}): remove it, and run its study again") from None
+        return read_versioned(path, CellResult, FORMAT)
+    except RecordError as error:
+        raise ValueError(
+            f"the result {path} cannot be read ({error.reason}): remove it, and run its study again"
+        ) from None
 
 
-def find(cell: Cell, out: Path) -> CellResult | None:
-    """The result of a cell, of its own study or another's, if it is still of its settings and has all its columns."""
+def find(cell: Cell, out: Path, faults: dict[str, None] | None = None) -> CellResult | None:
+    """The result of a cell, of its own study or another's, if it is still of its settings and has all its columns.
+
+    Args:
+        faults: gets a sentence for each file that cannot be read, and is left out; without it, the first is raised.
+    """
     candidates = [path_of(cell, out), *sorted(out.glob(f"*/*-{cell.key}.json"))]
     for path in dict.fromkeys(candidates):
-        if path.is_file() and fits(result := load(path), cell):
+        if not os.path.lexists(path):
+            continue
+        try:
+            result = load(path)
+        except ValueError as error:
+            if faults is None:
+                raise
+            faults.setdefault(str(error))
+            continue
+        if fits(result, cell):
             return replace(
                 result,
                 name=cell.name,
@@ -134,7 +146,7 @@ def judged_otherwise(then: dict[str, Any], judgement: dict[str, Any]) -> bool:
     return any(usual[name] != value for name, value in then.items() if name in usual and name != "size")
 
 
-def found(cells: Iterable[Cell], out: Path) -> dict[str, CellResult]:
+def found(cells: Iterable[Cell], out: Path, faults: dict[str, None] | None = None) -> dict[str, CellResult]:
     """The results that there are, by the name of their cell, under the labels that the study gives them."""
-    pairs = ((cell, find(cell, out)) for cell in cells)
+    pairs = ((cell, find(cell, out, faults)) for cell in cells)
     return {cell.name: result for cell, result in pairs if result is not None}

@@ -21,6 +21,7 @@ from mixview.study import results
 from mixview.study.cell import INTERRUPTED, PARENT, to_json
 from mixview.study.estimate import Estimate, Pace
 from mixview.study.grid import Cell, Study
+from mixview.terminal import plain
 from mixview.train.progress import duration
 from mixview.train.run_folder import lock_exclusively, read_status
 
@@ -190,7 +191,7 @@ class Runner:
             self.finish(job, estimate)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(plain(text), soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, seconds: float) -> Iterator[Callable[[int, int, float, float], None]]:

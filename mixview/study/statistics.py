@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from scipy.stats import t as student
 
+from mixview.evaluate.results import deviation
+
 
 class Mean(NamedTuple):
     """Of one figure over seeds."""
@@ -43,7 +45,7 @@ class Difference(NamedTuple):
 
 def summarise(values: Sequence[float]) -> Mean:
     """Mean and standard deviation."""
-    std = statistics.stdev(values) if len(values) > 1 else None
+    std = deviation(values) if len(values) > 1 else None
     return Mean(statistics.fmean(values), std, len(values))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mixview.study.grid import IMAGES, Cell, Study
+from mixview.study.names import inline
 from mixview.study.results import CellResult
 from mixview.study.statistics import compare, summarise
 
@@ -64,11 +65,11 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
     rows = rows_of(study, found)
     done, total = len(found), len(study.cells)
     seeds = sorted({cell.seed for cell in study.cells})
-    lines = [f"## {study.name}", ""]
+    lines = [f"## {inline(study.name)}", ""]
     if what := study.about.get("what"):
-        lines += [what, ""]
+        lines += [inline(what), ""]
     state = "Complete" if done == total else f"**Partial: {done} of {total} cells are done**"
-    dates = sorted(result.made[:10] for result in found.values())
+    dates = sorted(inline(result.made[:10]) for result in found.values())
     when = f"; measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     spent = core_hours(found.values())
     lines += [f"{state}; seeds {', '.join(map(str, seeds))}{when}; {spent:.1f} core-hours in all.", ""]
@@ -76,7 +77,7 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
         return "\n".join([*lines, "No figures yet.", ""])
     for data in dict.fromkeys(row.data for row in rows):
         part = [row for row in rows if row.data == data]
-        lines += [f"### {data or study.name}", "", *measured(part, study), "", *above_random(part, study.baseline)]
+        lines += [f"### {inline(data or study.name)}", "", *measured(part, study), "", *above_random(part, study.baseline)]
         if study.baseline is not None:
             lines += difference_tables(part, study)
     lines += notes(study, found.values())
@@ -92,10 +93,10 @@ def measured(rows: Sequence[Row], study: Study) -> list[str]:
     """Mean ± standard deviation of every column."""
     columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in rows)]
     looked = any(rank_of(row) for row in rows)
-    table = [["", "seeds", "steps", "passes", "CPU min", *(["rank"] if looked else []), *columns]]
+    table = [["", "seeds", "steps", "passes", "CPU min", *(["rank"] if looked else []), *map(inline, columns)]]
     for row in rows:
         rank = [rank_of(row)] if looked else []
-        table.append([row.label, of_seeds(row), *cost_of(row, rows, study.baseline), *rank])
+        table.append([inline(row.label), of_seeds(row), *cost_of(row, rows, study.baseline), *rank])
         for column in columns:
             values = list(row.figures(column).values())
             table[-1].append(str(summarise(values)) if values else "")
@@ -116,7 +117,7 @@ def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linea
         return ["How far the baselines are above a random encoder is not known: none was judged here (yet).", ""]
     floor = summarise(chance).mean
     learned = {
-        row.label: summarise(list(row.figures(column).values())).mean - floor
+        inline(row.label): summarise(list(row.figures(column).values())).mean - floor
         for row in rows
         if row.objective == baseline and row.figures(column)
     }
@@ -125,7 +126,7 @@ def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linea
     few = [label for label, gain in learned.items() if gain < enough]
     told = ", ".join(f"{label} {gain:+.1f}" for label, gain in learned.items())
     warning = f" **Less than {enough:g} points, and no ground to compare on: {', '.join(few)}.**" if few else ""
-    return [f"Above the random encoder ({column}): {told}.{warning}", ""]
+    return [f"Above the random encoder ({inline(column)}): {told}.{warning}", ""]
 
 
 def of_seeds(row: Row) -> str:
@@ -170,11 +171,11 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     lines = []
     for title, table in tables.items():
         if len(table) > 1:
-            told = f"Less {study.baseline} {title}: mean of the paired differences and its 95 % interval over seeds."
+            told = f"Less {inline(study.baseline)} {title}: mean of the paired differences and its 95 % interval over seeds."
             lines += [told, "", *markdown(table), ""]
-    alone = [row.label for row in others if row.results and row.cells[0].matched is None]
+    alone = [inline(row.label) for row in others if row.results and row.cells[0].matched is None]
     if alone:
-        lines += [f"No {study.baseline} of equal compute was run for: {', '.join(alone)}.", ""]
+        lines += [f"No {inline(study.baseline)} of equal compute was run for: {', '.join(alone)}.", ""]
     return lines
 
 
@@ -186,7 +187,7 @@ def differences(
 ) -> list[list[str]]:
     """A table of the paired differences of rows to what `baseline_of` says of each, where there are pairs."""
     columns = [column for column in study.columns if any(column in row.cells[0].evaluate for row in by_name.values())]
-    table = [["", "pairs", *columns]]
+    table = [["", "pairs", *map(inline, columns)]]
     for row in rows:
         base = by_name.get((*row.group, str(baseline_of(row))))
         if base is None:
@@ -197,7 +198,7 @@ def differences(
             against = f" (less {base.objective})" if base.objective != study.baseline else ""
             texts = ["" if each is None else str(each) for each in found]
             wanted = len({cell.seed for cell in row.cells} & {cell.seed for cell in base.cells})
-            table.append([f"{row.label}{against}", of_all(pairs, wanted), *texts])
+            table.append([inline(f"{row.label}{against}"), of_all(pairs, wanted), *texts])
     return table
 
 
@@ -248,9 +249,9 @@ def notes(study: Study, found: Iterable[CellResult]) -> list[str]:
         most = max((len(rows) for rows in told.values()), default=0)
         for words, rows in told.items():
             where = f" ({', '.join(rows)})" if len(told) > 1 and len(rows) < most else ""
-            lines.append(f"- {column}{where}: {words}")
+            lines.append(f"- {inline(f'{column}{where}: {words}')}")
     warnings = dict.fromkeys([*(each for result in found for each in result.warnings), *mixed(found)])
-    return [*lines, *(f"- Warning: {warning}" for warning in warnings), ""]
+    return [*lines, *(f"- Warning: {inline(warning)}" for warning in warnings), ""]
 
 
 def how_lam_was_drawn(found: Iterable[CellResult]) -> list[str]:
@@ -263,7 +264,7 @@ def how_lam_was_drawn(found: Iterable[CellResult]) -> list[str]:
     if not rows[True]:
         return ["Mixtures have one λ per batch, as in the paper.", ""] if rows[False] else []
     exception = f"; the exceptions, with one λ per batch: {'; '.join(rows[False])}" if rows[False] else ""
-    return [f"Mixtures have one λ per image, not the paper's one λ per batch{exception}.", ""]
+    return [inline(f"Mixtures have one λ per image, not the paper's one λ per batch{exception}."), ""]
 
 
 def general(words: str) -> str:
