@@ -7,9 +7,11 @@ that fits its schema, or a RecordError says why not. The schemas of results are 
 `mixview.evaluate.results.Result` and `mixview.study.results.CellResult`.
 """
 
+import itertools
 import json
 import math
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
@@ -21,6 +23,7 @@ from mixview.yaml_files import parse_yaml
 
 MAX_BYTES = 1 << 25
 MAX_METRICS = 1 << 26
+MAX_YAML = 1 << 16
 MAX_VALUES = 1_000_000
 MAX_DEPTH = 32
 LARGEST_WHOLE = 1 << 64
@@ -148,7 +151,8 @@ class RecordError(ValueError):
     """
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} cannot be read: {reason}")
+        super().__init__(f"{path} cannot be read: {reason}; restore it, or remove it")
+        self.path = path
         self.reason = reason
 
 
@@ -215,8 +219,11 @@ def open_if_plain(descriptor: int, path: Path) -> Any:
 
 def parse(path: Path, text: str) -> Any:
     """JSON, or YAML by the name of the file, within bounds."""
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if is_yaml and (count_open(text) > 2 * MAX_DEPTH or len(text) > MAX_YAML):  # PyYAML would need seconds
+        raise RecordError(path, f"it is nested too deeply, or has more than {MAX_YAML >> 10} kB")
     try:
-        value = parse_yaml(text, path.name) if path.suffix in (".yaml", ".yml") else json.loads(text)
+        value = parse_yaml(text, path.name) if is_yaml else json.loads(text)
     except RecursionError:
         raise RecordError(path, "it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -226,6 +233,12 @@ def parse(path: Path, text: str) -> Any:
     if (fault := fault_of(value)) is not None:
         raise RecordError(path, fault)
     return value
+
+
+def count_open(text: str) -> int:
+    """How many brackets are open at once, at most."""
+    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def fit(path: Path, value: Any, kind: type[Kind]) -> Kind:

@@ -1,7 +1,7 @@
-"""Text that came from outside, on its way to a terminal: it is shown, and steers nothing.
+"""Text that came from outside, on its way to a terminal or into Markdown: it is shown, and steers nothing.
 
 File names, labels, fields of files and messages of errors can hold escape sequences, which move the cursor, rename the
-window or hide what follows. `say` prints, `plain` is for tables and bars of rich.
+window or hide what follows. `say` prints, `plain` is for tables and bars of rich, `inline` for Markdown.
 """
 
 import re
@@ -15,6 +15,9 @@ STEERING = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
 """Control characters, marks that turn the direction of writing, tags, and halves of characters."""
+
+SYNTAX = re.compile(r"[\\\[\]<|]|^[#>+=~-]|(?<=^\d)[.)]")
+"""What makes links, pictures, HTML, cells of a table and blocks in Markdown."""
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -37,6 +40,11 @@ def say(text: object = "", file: TextIO | None = None) -> None:
 def plain(text: object, style: str = "", keep: str = "") -> Text:
     """A text for rich, in which nothing is markup."""
     return Text(printable(text, keep), style=style)
+
+
+def inline(text: object) -> str:
+    """Text as itself in Markdown, on one line: no link, no picture, no HTML and nothing for a terminal."""
+    return SYNTAX.sub(r"\\\g<0>", printable(" ".join(str(text).split())))
 
 
 def print_warnings_plainly() -> None:

@@ -31,6 +31,7 @@ from mixview.evaluate.judging import Case, Setting
 from mixview.evaluate.results import Result, percentages
 from mixview.export import write_atomically
 from mixview.options import Count, NonNegative, Positive
+from mixview.records import RecordError, read_json
 from mixview.train import recipes
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Precision, agree_on_checkpoint, launch_once, make_fabric
@@ -158,10 +159,9 @@ class Trial:
         """What a finished trial found."""
         path = self.out / "result.json"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return Result(**(content | {name: tuple(content[name]) for name in ("notes", "warnings")}))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunFolderError(f"{path} cannot be read ({error}): remove it, and resume again") from None
+            return read_json(path, Result)
+        except RecordError as error:
+            raise RunFolderError(f"{path} cannot be read ({error.reason}): remove it, and resume again") from None
 
     def run(self) -> bool:
         """Train, judge and write everything down; False if it was stopped before its end. The same on every process."""

@@ -5,7 +5,6 @@ figure, whatever the number of workers, processes and restarts.
 """
 
 import copy
-import json
 import math
 import shutil
 import time
@@ -32,6 +31,7 @@ from mixview.evaluate.encoders import Subject
 from mixview.evaluate.features import BLOCK, Stage, Staged, shown
 from mixview.evaluate.progress import bar
 from mixview.evaluate.transforms import CentreCrop
+from mixview.records import Accuracies, read_json
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import agree_on_checkpoint, launch_once, reset_grad_scaler
 from mixview.train.launching import is_restarted, losing_no_process, process_rank
@@ -338,8 +338,7 @@ def train_classifier(
     notes = [f"There is nothing to resume in {work.out}: a new training begins."] if work.resume and not resume else []
     if resume and finished.is_file():
         RunFolder.open(work.out).check_resumable(dict(work.config), data, MAY_CHANGE)
-        accuracies: dict[str, dict[str, float]] = json.loads(finished.read_text(encoding="utf-8"))
-        return accuracies
+        return read_json(finished, Accuracies)
     if not resume and process_rank() == 0 and finished.is_file():
         # The same command again replaces what it found before; without its checkpoints nothing would resume.
         shutil.rmtree(work.out / "checkpoints")

@@ -3,7 +3,6 @@
 Everything in it comes from the run's own folder. What is not known is said to be unknown.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from mixview.evaluate import results
 from mixview.evaluate.results import Row, figure
 from mixview.evaluate.transforms import MARGIN
 from mixview.formats.written import Cargo, Written, fill_path
+from mixview.records import Config, Data, Environment, RecordError, read_dict
+from mixview.terminal import inline
 
 METHODS = {
     "simclr": "SimCLR (Chen et al., 2020)",
@@ -44,7 +45,7 @@ def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, fil
     """The card as Markdown, with the header that Hugging Face's hub reads."""
     sections = [
         front_matter(cargo, format_name),
-        f"# {cargo.subject.name}",
+        f"# {cell(cargo.subject.name)}",
         introduction(cargo),
         "## How to load it",
         f"```python\n{fill_path(written.snippet, place)}\n{cargo.normalise_line()}\n```",
@@ -121,11 +122,14 @@ def training(cargo: Cargo) -> str:
         "trained for": f"{about.get('epoch', '?')} epochs, {about.get('step', '?')} steps",
     }
     if run is not None:
-        rows |= data_rows(read_json(run / "data.json"), about)
-        rows |= setting_rows(read_yaml(run / "config.yaml"))
-        versions = read_json(run / "environment.json").get("versions", {})
+        faults: list[str] = []
+        rows |= data_rows(read(run / "data.json", Data, faults), about)
+        rows |= setting_rows(read(run / "config.yaml", Config, faults))
+        versions = read(run / "environment.json", Environment, faults).get("versions", {})
         if versions:
             rows["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
+        if faults:
+            rows["not known"] = "; ".join(faults)
     lines = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -151,23 +155,27 @@ def setting_rows(config: dict[str, Any]) -> dict[str, str]:
 
 def measured(cargo: Cargo) -> str:
     """What `mixview evaluate` has found, each figure with its protocol; or that nobody has looked."""
-    about = cargo.subject.about
+    about, run = cargo.subject.about, cargo.subject.run
+    read, faults = results.read_what_fits(run) if run is not None else ([], [])
+    left_out = [f"- Left out: {cell(fault)}" for fault in faults]
     found = [
         result
-        for result in (results.read(cargo.subject.run) if cargo.subject.run is not None else [])
+        for result in read
         if result.about and all(result.about.get(name, value) == value for name, value in about.items())
     ]  # others that were kept in the same folder, or are of another epoch, are not this encoder's
     if not found:
-        return "Nothing yet. `mixview evaluate` judges an encoder and leaves its results in the run's folder."
+        nothing = "Nothing yet. `mixview evaluate` judges an encoder and leaves its results in the run's folder."
+        return "\n".join([nothing, *(["", *left_out] if left_out else [])])
     rows = results.summarise(found)
     lines = [
-        f"| {row.protocol} | {row.metric} | {figure(row.mean, row.std)} | {row.runs} | {cell(row.example.data)} |"
+        f"| {cell(row.protocol)} | {cell(row.metric)} | {figure(row.mean, row.std)} | {row.runs} | "
+        f"{cell(row.example.data)} |"
         for row in rows
     ]
-    words = dict.fromkeys(f"- **{row.protocol}**: {row.example.words}" for row in rows)
-    warnings = dict.fromkeys(f"- Warning: {warning}" for row in rows for warning in warnings_of(row))
+    words = dict.fromkeys(f"- **{cell(row.protocol)}**: {cell(row.example.words)}" for row in rows)
+    warnings = dict.fromkeys(f"- Warning: {cell(warning)}" for row in rows for warning in warnings_of(row))
     table = ["| protocol | metric | measured | runs | on |", "|---|---|---|---|---|", *lines]
-    return "\n".join([*table, "", *words, *warnings])
+    return "\n".join([*table, "", *words, *warnings, *left_out])
 
 
 def warnings_of(row: Row) -> tuple[str, ...]:
@@ -175,22 +183,14 @@ def warnings_of(row: Row) -> tuple[str, ...]:
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text that stays in its cell of a table, and is no picture, link or HTML."""
+    return inline(text)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run says; nothing, if it is lost."""
+def read(path: Path, kind: Any, faults: list[str]) -> dict[str, Any]:
+    """What a file of a run says; nothing, and why, if it is lost."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_dict(path, kind)
+    except RecordError as error:
+        faults.append(f"{path.name} was left out: {error.reason}")
         return {}
-    return content if isinstance(content, dict) else {}
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -1,5 +1,6 @@
 """What a run's folder says, read leniently: a report is wanted most of the run that crashed or is still going."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -46,7 +47,7 @@ class Run:
         path = self.path / "encoder.safetensors"
         return path if path.is_file() else None
 
-    @property
+    @functools.cached_property
     def settings(self) -> dict[str, Any]:
         """What shaped its encoder, except the seed; of a run that does not say, its folder, which no other run has."""
         return encoder_settings(self.path) or {"folder": str(self.path)}

@@ -12,7 +12,7 @@ from mixview.terminal import printable
 AXES = ("data", "methods", "knobs", "objectives")
 COLUMN = ("protocol", "metric")
 LONGEST_LABEL = 100
-"""Characters: four labels make the name of a file, of which systems take 255 bytes."""
+"""Characters that a table and a picture have room for."""
 
 
 def check(name: str, text: Mapping[str, Any]) -> None:

@@ -15,9 +15,9 @@ from mixview.records import read_text
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
-from mixview.study.names import digest, inline
+from mixview.study.names import digest
 from mixview.study.running import Runner, locked
-from mixview.terminal import plain, printable, say
+from mixview.terminal import inline, plain, printable, say
 from mixview.train.progress import duration
 from mixview.train.stopping import seconds_of
 from mixview.yaml_files import parse_yaml
@@ -159,7 +159,12 @@ def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.Cel
     parts = [tables.render(study, found), *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", ""))]
     for fault in faults:
         say(f"left out: {fault}", file=sys.stderr)
-    for picture, words in plots.draw(study, found, folder).items():
+    try:
+        pictures = plots.draw(study, found, folder)
+    except Exception as error:  # of matplotlib, over figures that are too odd to draw: the tables have them
+        parts += [f"**Its pictures cannot be drawn**: {inline(error)}", ""]
+        pictures = {}
+    for picture, words in pictures.items():
         parts += [f"![{inline(study.name)}: {words}]({quote(picture.relative_to(out).as_posix())})", ""]
     pairs = [(cell.key, found[cell.name]) for cell in study.cells if cell.name in found]
     return parts, {digest([key, result.evaluate]): result for key, result in pairs}

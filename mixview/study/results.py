@@ -47,7 +47,7 @@ class CellResult:
     """Processor time of the training steps."""
     judging_seconds: Amount = 0.0
     """Processor time of all judgements."""
-    curve: list[tuple[Count, float]] = field(default_factory=list)
+    curve: list[tuple[Count, Number]] = field(default_factory=list)
     """(step, k-NN accuracy in per cent) while it trained."""
     signs: dict[str, Number] = field(default_factory=dict)
     """The last look's signs of collapse: standard deviation, effective rank …"""

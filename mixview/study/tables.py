@@ -1,13 +1,14 @@
 """The tables of a study in Markdown: what was measured, and how it differs from the baseline, seed by seed."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mixview.study.grid import IMAGES, Cell, Study
-from mixview.study.names import inline
 from mixview.study.results import CellResult
 from mixview.study.statistics import compare, summarise
+from mixview.terminal import inline
 
 
 class Row(NamedTuple):
@@ -38,8 +39,9 @@ class Row(NamedTuple):
         return self.cells[0].longer
 
     def figures(self, column: str) -> dict[int, float]:
-        """A column by seed."""
-        return {each.seed: each.metrics[column] for each in self.results if column in each.metrics}
+        """A column by seed, where it is a number."""
+        found = {each.seed: each.metrics[column] for each in self.results if column in each.metrics}
+        return {seed: value for seed, value in found.items() if math.isfinite(value)}
 
 
 def rows_of(study: Study, found: dict[str, CellResult]) -> list[Row]:

@@ -146,7 +146,9 @@ class RunFolder:
             data = read_dict(path / "data.json", Data)
             environment = read_dict(path / "environment.json", Environment)
         except RecordError as error:
-            raise RunFolderError(f"{error}; restore it, or start a new run with another --out") from None
+            raise RunFolderError(
+                f"{error.path} cannot be read: {error.reason}; restore it, or start a new run with another --out"
+            ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(in_words(error).split())
             raise RunFolderError(

@@ -51,7 +51,7 @@ def test_a_run_s_card_says_what_it_was_trained_on_how_and_what_was_measured(tmp_
         "| images | photos (folder, 1,234 images), without labels |",
         "| optimizer | lr 0.03 |",
         "| knn | top-1 | 42.0 ± 2.8 % | 2 | imagenette |",
-        "- **knn**: 20 nearest | vote.",
+        "- **knn**: 20 nearest \\| vote.",
         "- Warning: it knows the images",
         "mixview.load(",
         "Checked with mixview",

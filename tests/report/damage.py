@@ -1,8 +1,9 @@
 """Ways in which a file of a run's folder, or of a study's, can be damaged: a page must outlive them all."""
 
+import copy
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,17 @@ def set_at(value: Any, place: tuple[Any, ...], new: Any) -> None:
     value[place[-1]] = new
 
 
-def every_oddity(path: Path, names: tuple[str, ...] = tuple(ODD)) -> Iterator[str]:
-    """Writes the file with one value after the other odd, and at the end restores it; says what is odd now."""
+def every_oddity(path: Path, names: Iterable[str] = ODD, keys: Collection[str] | None = None) -> Iterator[str]:
+    """Writes the file with one value after the other odd, and at the end restores it; says what is odd now.
+
+    Args:
+        names: of `ODD`.
+        keys: only below these, at the top of the file.
+    """
     original, whole = path.read_bytes(), read(path)
     for place in places(whole):
-        for name in names:
-            changed = read(path) if False else json.loads(json.dumps(whole))
+        for name in names if keys is None or place[0] in keys else ():
+            changed = copy.deepcopy(whole)
             set_at(changed, place, ODD[name])
             write(path, changed)
             yield f"{path.name}, {'.'.join(map(str, place))}: {name}"
