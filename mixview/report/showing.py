@@ -62,8 +62,8 @@ def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
     remote = [each for each in named if isinstance(each, str) and is_url(each)]
     if remote and not fetch:
         raise SourceError(
-            f"its images are on a server ({remote[0]}), from which nothing is read unless you say --fetch; --data shows "
-            "images of yours instead"
+            f"its images are on a server ({remote[0]}), from which nothing is read unless you say --fetch; --data "
+            "shows images of yours instead"
         )
     return data, {name: value for name, value in options.items() if name != "cache"}
 

@@ -69,9 +69,7 @@ def show_picture(run: Run, path: Path, notes: list[str] | None) -> Image.Image |
         return None
 
 
-def make_strip(
-    run: Run, originals: Sequence[Pixels], budget: int, notes: list[str] | None = None
-) -> Strip | None:
+def make_strip(run: Run, originals: Sequence[Pixels], budget: int, notes: list[str] | None = None) -> Strip | None:
     """The picture of a run with its images above, at most `budget` bytes; None where the run has drawn none."""
     path = run.path / "views.png"
     picture = show_picture(run, path, notes) if path.exists() else None

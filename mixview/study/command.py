@@ -156,7 +156,10 @@ def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.Cel
     study = grid.expand(folder.name, parse_yaml(read_text(folder / TEXT), TEXT))
     faults: dict[str, None] = {}
     found = results.found(study.cells, out, faults)
-    parts = [tables.render(study, found), *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", ""))]
+    parts = [
+        tables.render(study, found),
+        *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", "")),
+    ]
     for fault in faults:
         say(f"left out: {fault}", file=sys.stderr)
     try:

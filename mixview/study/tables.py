@@ -79,7 +79,13 @@ def render(study: Study, found: dict[str, CellResult]) -> str:
         return "\n".join([*lines, "No figures yet.", ""])
     for data in dict.fromkeys(row.data for row in rows):
         part = [row for row in rows if row.data == data]
-        lines += [f"### {inline(data or study.name)}", "", *measured(part, study), "", *above_random(part, study.baseline)]
+        lines += [
+            f"### {inline(data or study.name)}",
+            "",
+            *measured(part, study),
+            "",
+            *above_random(part, study.baseline),
+        ]
         if study.baseline is not None:
             lines += difference_tables(part, study)
     lines += notes(study, found.values())
@@ -173,8 +179,8 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     lines = []
     for title, table in tables.items():
         if len(table) > 1:
-            told = f"Less {inline(study.baseline)} {title}: mean of the paired differences and its 95 % interval over seeds."
-            lines += [told, "", *markdown(table), ""]
+            told = "mean of the paired differences and its 95 % interval over seeds."
+            lines += [f"Less {inline(study.baseline)} {title}: {told}", "", *markdown(table), ""]
     alone = [inline(row.label) for row in others if row.results and row.cells[0].matched is None]
     if alone:
         lines += [f"No {inline(study.baseline)} of equal compute was run for: {', '.join(alone)}.", ""]

@@ -56,6 +56,14 @@ def without_permission(path: Path) -> None:
     path.chmod(0)
 
 
+def layer(number: int) -> bytes:
+    """Nine times what the layer below is."""
+    below = b"x" if number == 0 else b"*%c" % (96 + number)
+    return b"%c: &%c [%s]\n" % (97 + number, 97 + number, b",".join([below] * 9))
+
+
+ALIASES = b"".join(map(layer, range(12)))
+
 WHOLE: dict[str, Callable[[Path], None]] = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: replace_file(path, b""),
@@ -69,15 +77,13 @@ WHOLE: dict[str, Callable[[Path], None]] = {
     "nested": lambda path: replace_file(path, b'{"step": 1, "a": ' + b"[" * 900 + b"]" * 900 + b"}\n"),
     "very nested": lambda path: replace_file(path, b"[" * 100_000 + b"]" * 100_000 + b"\n"),
     "digits": lambda path: replace_file(path, b'{"step": ' + b"9" * 5000 + b"}\n"),
-    "aliases": lambda path: replace_file(
-        path, b"".join(b"%c: &%c [%s]\n" % (97 + n, 97 + n, b",".join([b"*%c" % (96 + n)] * 9 if n else [b"x"] * 9)) for n in range(12))
-    ),
+    "aliases": lambda path: replace_file(path, ALIASES),
     "folder": as_folder,
     "pipe": as_pipe,
     "link": as_link,
     "endless": as_endless,
     "no permission": without_permission,
-}  # fmt: skip
+}
 
 
 def read(path: Path) -> Any:

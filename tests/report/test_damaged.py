@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,12 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.data import remote
 from mixview.evaluate import judging
+from mixview.records import Config
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.page import render, report
 from mixview.report.runs import gather
-from mixview.records import Config
 from tests.report.damage import HOSTILE, WHOLE, every_oddity
 from tests.report.test_page import contents
 from tests.report.written import judged, write_run
@@ -97,7 +97,7 @@ def test_a_report_outlives_every_setting(key: str, runs: Path) -> None:
 def test_a_report_fetches_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither the data nor the labelled images of somebody else's run are asked of a server."""
     asked = []
-    monkeypatch.setattr(remote.urllib.request, "urlopen", lambda *arguments, **options: asked.append(arguments))
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: asked.append(arguments))
     url = "http://127.0.0.1:9/{0..1}.tar"
     for change in ({"data": url}, {"validation": url}, {"data_options": {"root": url}}):
         run = write_run(tmp_path / next(iter(change)), "scenes", encoder=False)

@@ -170,7 +170,7 @@ def test_what_is_not_a_run(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=reason):
             RunFolder.open(run.path)
     (run.path / "data.json").unlink()
-    with pytest.raises(RunFolderError, match="data.json cannot be read: it is missing"):
+    with pytest.raises(RunFolderError, match=r"data\.json cannot be read: it is missing"):
         RunFolder.open(run.path)
     (run.path / "config.yaml").write_text("a: !!python/object/apply:os.mkdir ['evil']")
     with pytest.raises(RunFolderError, match="cannot be read") as caught:

@@ -316,7 +316,9 @@ def recorded(runs: list[Run]) -> Table:
         steps = run.status.get("step")
         if run.seconds and steps:
             method, objective, batch = (run.config.get(name, "?") for name in ("method", "objective", "batch"))
-            table.add_row(plain(run.name), plain(f"{method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s")
+            table.add_row(
+                plain(run.name), plain(f"{method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s"
+            )
     return table
 
 
