@@ -6,17 +6,13 @@
 Encoders that agree in all of it differ in nothing but their seed.
 """
 
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from mixview.records import Config, Data, Environment, RecordError, fault_of, read_dict
-
 from mixview.archives import read_arrays
+from mixview.records import Config, Data, Environment, RecordError, fault_of, read_dict
 
 NOT_SHAPING = frozenset(
     {
@@ -38,10 +34,6 @@ NOT_SHAPING = frozenset(
     }
 )
 """Settings, with all below them, that do not shape the encoder, and the seed: see `encoder_settings`."""
-
-
-LARGEST_COUNT = 1024
-"""Bytes of one number as NumPy writes it, at most."""
 
 
 def encoder_settings(path: str | Path) -> dict[str, Any] | None:
@@ -68,15 +60,10 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
 
 def image_count(path: Path) -> int | None:
     """The number of images that a run learned from, by its images.npz; None in one of an early version, or damaged."""
-    if not path.is_file():  # neither missing nor a pipe, which would never end
-        return None
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.getinfo("count.npy").file_size > LARGEST_COUNT:
-                return None
-            count = np.load(io.BytesIO(archive.read("count.npy")), allow_pickle=False)
+        (count,) = read_arrays(path, "count")
         return int(count)
-    except Exception:  # zipfile, zlib and NumPy raise whatever they stumble over in a damaged file
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from mixview.atomic import atomic_write
-from mixview.records import read_text
+from mixview.records import MAX_DEPTH, count_open, read_text
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
@@ -153,7 +153,10 @@ def write_report(out: Path) -> tuple[Path, Path]:
 
 def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.CellResult]]:
     """The part of results.md of one study, and its results by what was run and asked; draws its pictures."""
-    study = grid.expand(folder.name, parse_yaml(read_text(folder / TEXT), TEXT))
+    text = read_text(folder / TEXT)
+    if count_open(text) > 2 * MAX_DEPTH:  # PyYAML would need seconds
+        raise ValueError("it is nested too deeply")
+    study = grid.expand(folder.name, parse_yaml(text, TEXT))
     faults: dict[str, None] = {}
     found = results.found(study.cells, out, faults)
     parts = [

@@ -26,7 +26,7 @@ from mixview.evaluate.features import Features, Stage, extract, launched
 from mixview.evaluate.progress import bar
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
 from mixview.options import ROOM
-from mixview.terminal import printable, say
+from mixview.terminal import say
 
 ROWS = 8192
 """Images that are written together: a row group of Parquet."""

@@ -266,7 +266,7 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
     ids=name_of,
 )
 def test_refused_by_knn(case: tuple[str, str], box: Sandbox) -> None:
-    line = list((*KNN, "--data", "scenes"))
+    line = [*KNN, "--data", "scenes"]
     if case[0] in line:
         place = line.index(case[0])
         del line[place : place + 2]
