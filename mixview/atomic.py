@@ -44,28 +44,29 @@ def atomic_write(path: Path, verify: Callable[[Path], None] | None = None) -> It
 FLAGS = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT | os.O_APPEND}
 
 
-def open_regular(path: Path, mode: Literal["r", "a"]) -> BinaryIO:
+def open_regular(path: Path, mode: Literal["r", "a"], *, follow: bool = False) -> BinaryIO:
     """Open a file to read it, or to append to it, provided that it is a regular one; OSError if not.
 
-    A link is followed to read, and never to append.
+    Args:
+        follow: a link, if it is one.
     """
     flags = FLAGS[mode] | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    if mode == "a":
+    if not follow:
         refuse_link(path)  # where there is no O_NOFOLLOW this is what there is
         flags |= getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file", str(path))
     return os.fdopen(descriptor, "rb" if mode == "r" else "a+b", buffering=0)
 
 
-def read_regular(path: Path, limit: int | None = None) -> bytes:
+def read_regular(path: Path, limit: int, *, follow: bool = False) -> bytes:
     """The content of a regular file; OSError if it is none, or holds more than `limit` bytes."""
-    with open_regular(path, "r") as file:
+    with open_regular(path, "r", follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
-        if limit is not None and size > limit:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than the {limit} that it may have", str(path))
+        if size > limit:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and may have {limit}", str(path))
         return file.read(size)
 
 
@@ -79,7 +80,7 @@ def real_folder(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raise OSError if a path is a link."""
     if path.is_symlink():
-        raise OSError(errno.ELOOP, f"{path.name} is a link, and nothing is written through one", str(path))
+        raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path))
 
 
 def sync(descriptor: int) -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from mixview import __version__
 from mixview.options import describe, suggest
-from mixview.terminal import printable
+from mixview.terminal import plain, print_warnings_plainly, printable, say
 from mixview.yaml_files import SettingsError, check, read_yaml
 
 
@@ -52,7 +52,7 @@ class Parser(ArgumentParser):
         )
         if wrong and got and hint is not None:
             message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
-        print(f"{parser.prog.replace(' [options]', '')}: {printable(' '.join(message.split()))}", file=sys.stderr)
+        say(f"{parser.prog.replace(' [options]', '')}: {printable(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -67,7 +67,7 @@ def data_list() -> None:
     names.add_row("scenes", "drawn by mixview itself, any number of images", "always there")
     for name, (what, places) in NAMES.items():
         place = locate_named(name)
-        names.add_row(name, what, str(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
+        names.add_row(name, what, plain(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
     kinds = Table("kind", "what", title="By path", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for kind, family in FAMILIES.items():
         kinds.add_row(kind, family.about)
@@ -99,13 +99,16 @@ def data_show(
         count: how many images.
         seed: which images, and how they are mixed.
     """
+    from mixview.atomic import atomic_write
     from mixview.data.opening import open_source
     from mixview.data.picture import contact_sheet, source_rows
 
     source = open_source(path, split, kind=kind)
-    contact_sheet(source_rows(source, count, seed, augment=augment)).save(out)
-    print(f"{source!r}: {source.fingerprint()}")
-    print(f"wrote {out}")
+    sheet = contact_sheet(source_rows(source, count, seed, augment=augment))
+    with atomic_write(out) as file:
+        sheet.save(file, format=out.suffix[1:].upper().replace("JPG", "JPEG") or "PNG")
+    say(f"{source!r}: {source.fingerprint()}")
+    say(f"wrote {out}")
 
 
 def list_recipes() -> None:
@@ -301,7 +304,7 @@ def data_make(
     held_out: Literal["val", "test"] = "test" if layout == "voc" else "val"
     train = Scenes(count, size, seed, "train", objects)
     held = Scenes(max(1, count // 5) if test_count is None else test_count, size, seed, held_out, objects)
-    print(f"wrote {write([train, held], folder, layout)}")
+    say(f"wrote {write([train, held], folder, layout)}")
 
 
 def data_pack(
@@ -329,8 +332,8 @@ def data_pack(
 
     packed = pack(open_source(path, split, kind=kind), out, size, format, quality)
     for name, reason in packed.bad.items():
-        print(f"skipped {name}: {reason}")
-    print(f"wrote {packed.path}: {packed.images} images, {packed.path.stat().st_size / 1e6:.1f} MB")
+        say(f"skipped {printable(name)}: {reason}")
+    say(f"wrote {packed.path}: {packed.images} images, {packed.path.stat().st_size / 1e6:.1f} MB")
 
 
 COMMANDS: dict[str, Any] = {
@@ -422,6 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             instantiate_subclass_spec_in_any=False,
             import_path_denylist=["*"],  # no value names code, whatever the type of its option
         )
+        print_warnings_plainly()
         given = list(sys.argv[1:] if arguments is None else arguments)
         auto_cli(
             commands(given[0] if given else ""),
@@ -455,7 +459,7 @@ def leave(message: str, status: int) -> NoReturn:
     message = f"mixview: {printable(message, keep=chr(10))}"
     if status == 1:
         sys.exit(message)
-    print(message, file=sys.stderr)
+    say(message, file=sys.stderr)
     sys.exit(status)
 
 

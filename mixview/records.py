@@ -7,18 +7,15 @@ that fits its schema, or a RecordError says why not. The schemas of results are 
 `mixview.evaluate.results.Result` and `mixview.study.results.CellResult`.
 """
 
-import itertools
 import json
 import math
-import os
-import re
-import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from mixview.atomic import read_regular
 from mixview.yaml_files import parse_yaml
 
 MAX_BYTES = 1 << 25
@@ -191,39 +188,18 @@ def read_text(path: Path) -> str:
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The content of a plain file: not of a link, a folder or a device, and not more than `limit` bytes."""
-    flags = [getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")]
     try:
-        if path.is_symlink():
-            raise RecordError(path, "it is a link")
-        descriptor = os.open(path, os.O_RDONLY | sum(flags))  # different bits
-        with open_if_plain(descriptor, path) as file:
-            content: bytes = file.read(limit + 1)
+        return read_regular(path, limit)
     except FileNotFoundError:
         raise RecordError(path, "it is missing") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, RecordError):
-            raise
+    except (OSError, ValueError) as error:  # a name can hold what no path has
         raise RecordError(path, getattr(error, "strerror", None) or str(error)) from None
-    if len(content) > limit:
-        raise RecordError(path, f"it has more than {limit >> 20} MB")
-    return content
-
-
-def open_if_plain(descriptor: int, path: Path) -> Any:
-    """A file object of a descriptor, which is closed if it is of anything but a file."""
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    raise RecordError(path, "it is not a file")
 
 
 def parse(path: Path, text: str) -> Any:
     """JSON, or YAML by the name of the file, within bounds."""
-    is_yaml = path.suffix in (".yaml", ".yml")
-    if is_yaml and (count_open(text) > 2 * MAX_DEPTH or len(text) > MAX_YAML):  # PyYAML would need seconds
-        raise RecordError(path, f"it is nested too deeply, or has more than {MAX_YAML >> 10} kB")
     try:
-        value = parse_yaml(text, path.name) if is_yaml else json.loads(text)
+        value = parse_yaml(text, path.name) if path.suffix in (".yaml", ".yml") else json.loads(text)
     except RecursionError:
         raise RecordError(path, "it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -233,12 +209,6 @@ def parse(path: Path, text: str) -> Any:
     if (fault := fault_of(value)) is not None:
         raise RecordError(path, fault)
     return value
-
-
-def count_open(text: str) -> int:
-    """How many brackets are open at once, at most."""
-    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
-    return max(itertools.accumulate(steps), default=0)
 
 
 def fit(path: Path, value: Any, kind: type[Kind]) -> Kind:

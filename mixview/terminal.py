@@ -47,13 +47,15 @@ def inline(text: object) -> str:
     return SYNTAX.sub(r"\\\g<0>", printable(" ".join(str(text).split())))
 
 
+FORMAT_WARNING = warnings.formatwarning
+
+
 def print_warnings_plainly() -> None:
     """From now on warnings, mixview's and those of libraries, are printed as text like any other."""
-    shown = warnings.formatwarning
 
     def format_plainly(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        return printable(shown(message, category, filename, lineno, line), keep="\n\t")
+        return printable(FORMAT_WARNING(message, category, filename, lineno, line), keep="\n\t")
 
     warnings.formatwarning = format_plainly  # type: ignore[assignment, unused-ignore]

@@ -4,6 +4,8 @@
 the stack. Nothing else in mixview parses YAML that is not its own.
 """
 
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.atomic import read_regular
 
-MAX_BYTES = 1 << 18
+MAX_BYTES = 1 << 16
+"""More take PyYAML seconds."""
 MAX_VALUES = 100_000
 MAX_DEPTH = 50
 
@@ -32,7 +35,7 @@ def read_yaml(path: Path) -> Any:
 def read_text(path: Path) -> str:
     """The text of a file of settings."""
     try:
-        return read_regular(path, MAX_BYTES).decode("utf-8-sig")
+        return read_regular(path, MAX_BYTES, follow=True).decode("utf-8-sig")
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}; give another file") from None
     except UnicodeDecodeError as error:
@@ -50,6 +53,8 @@ def parse_yaml(text: str, name: str, load: Callable[[str], Any] = yaml.safe_load
     """
     if len(text) > MAX_BYTES:
         raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is no file of settings, give another")
+    if count_open(text) > 2 * MAX_DEPTH:  # which would take PyYAML seconds to find
+        raise SettingsError(f"{name} nests its values too deeply: write them on fewer levels")
     try:
         content = load(text)
     except yaml.YAMLError as error:
@@ -60,6 +65,12 @@ def parse_yaml(text: str, name: str, load: Callable[[str], Any] = yaml.safe_load
         raise SettingsError(f"{name} holds a value that YAML does not have ({error}): correct it") from None
     check(content, name)
     return content
+
+
+def count_open(text: str) -> int:
+    """How many brackets are open at once, at most."""
+    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
 
 
 def describe(error: Any) -> str:

@@ -17,6 +17,7 @@ import torch
 from lightning_fabric import Fabric
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
+from mixview.atomic import atomic_write
 from mixview.data.loading import Batches, default_workers
 from mixview.data.source import Source
 from mixview.data.splits import Subset
@@ -312,7 +313,8 @@ class Trial:
             self.write_detections(judged)
             if count and judged.indices:
                 sheet = draw_judged(judged, self.test, self.case.parts.classes, count, self.case.subject.channels)
-                sheet.save(self.out / "detections.png")
+                with atomic_write(self.out / "detections.png") as file:
+                    sheet.save(file, format="png")
             write_atomically(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
         folder.set_status("finished", engine.step, engine.epoch)
 

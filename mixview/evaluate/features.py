@@ -332,7 +332,7 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
     """The device of a name; `auto` is an accelerator where there is one. With a number, or under torchrun, that one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if re.fullmatch(r"(cpu|cuda|mps|xpu|meta)(:\d+)?", name) is None:
+    if re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
         raise ValueError(f"there is no device {name!r}: give cpu, cuda, mps or auto")
     require_accelerator(name.partition(":")[0])
     if name == "cuda":

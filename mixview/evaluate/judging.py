@@ -23,6 +23,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from mixview.atomic import refuse_link
 from mixview.data.opening import SourceOptions
 from mixview.data.source import Source
 from mixview.data.splits import Subset, take_files, take_fraction
@@ -418,6 +419,8 @@ class Trained(TrainingOptions, Evaluation):
         deadline = None if limit is None else time.monotonic() + limit
         config = {name: value for name, value in asdict(self).items() if name not in ("resume", "trust")}
         kept = self.folder()
+        if kept is not None:
+            refuse_link(kept / results.FOLDER)
         with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
             try:
                 yield Work(

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from mixview.atomic import real_folder
 from mixview.evaluate import paper
 from mixview.evaluate.provenance import read_settings, with_settings
 from mixview.export import write_atomically
@@ -79,8 +80,8 @@ class Row(NamedTuple):
 def save(result: Result, folder: Path) -> Path:
     """Write a result into the folder of a run, or any other, whole or not at all."""
     place = folder / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / result.file_name()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = real_folder(place) / result.file_name()
     content = {"version": FORMAT, **asdict(result)}
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
     return path

@@ -11,7 +11,8 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from mixview.atomic import atomic_write
-from mixview.records import MAX_DEPTH, count_open, read_text
+from mixview.backbones import require_consent
+from mixview.records import read_text
 from mixview.report.document import write_page
 from mixview.study import grid, plots, results, tables
 from mixview.study.estimate import Estimate
@@ -36,6 +37,7 @@ def run(
     keep_runs: bool = False,
     dry_run: bool = False,
     seeds: list[int] | None = None,
+    trust: bool = False,
 ) -> None:
     """Run the cells of a study that are not done yet, several at a time; then write tables and pictures.
 
@@ -49,10 +51,13 @@ def run(
         keep_runs: keep the folders of the runs.
         dry_run: only list the cells, which of them are done, and what the rest will cost.
         seeds: run these seeds of the study only.
+        trust: import a backbone of your own that the study names. That runs its code.
     """
     if data is not None:
         os.environ["MIXVIEW_DATA"] = str(data.resolve())
     whole = grid.read(study)
+    for cell in whole.cells:
+        require_consent(cell.settings.get("backbone"), f"the study {study}", trust)
     chosen = whole if seeds is None else only_seeds(whole, seeds)
     if dry_run:
         list_cells(chosen, out)
@@ -154,8 +159,6 @@ def write_report(out: Path) -> tuple[Path, Path]:
 def report_of(folder: Path, out: Path) -> tuple[list[str], dict[str, results.CellResult]]:
     """The part of results.md of one study, and its results by what was run and asked; draws its pictures."""
     text = read_text(folder / TEXT)
-    if count_open(text) > 2 * MAX_DEPTH:  # PyYAML would need seconds
-        raise ValueError("it is nested too deeply")
     study = grid.expand(folder.name, parse_yaml(text, TEXT))
     faults: dict[str, None] = {}
     found = results.found(study.cells, out, faults)

@@ -90,6 +90,7 @@ def cost(
     size: int = 224,
     rounds: int = 3,
     device: str = "auto",
+    trust: bool = False,
 ) -> list[Path]:
     """Measure memory and time of a step under SIM, BSIM and WBSIM here, and draw them beside the paper's.
 
@@ -102,12 +103,15 @@ def cost(
         size: of the images, without runs.
         rounds: steps of each that are timed, in turn, after one that is not.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
+        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """
     if rounds < 1 or batch < 2:
         raise ValueError(f"rounds must be at least 1 and batch at least 2, got {rounds} and {batch}")
     opened = open_runs(runs) if runs else []
     if opened:
         setups = [setup_of(run) for run in opened]
+        for run in opened:
+            backbones.require_consent(run.config.get("backbone"), str(run.path / "config.yaml"), trust)
     else:
         setups = [Setup(method, backbone, batch, size) for method in methods or ["mocov2", "byol", "swav"]]
     setups = list(dict.fromkeys(setups))
