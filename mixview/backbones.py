@@ -10,7 +10,6 @@ path (`package.module:factory`) does, and that is what it asks for. Whoever take
 
 import difflib
 import importlib
-import importlib.machinery
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -213,17 +212,12 @@ def find(name: str) -> tuple[str, str]:
         return "torchvision", name
     if is_timm(name):
         return "timm", name
-    module, _, attribute = name.rpartition(".")
-    if module and all(part.isidentifier() for part in name.split(".")) and importable(module):
-        return "own", f"{module}:{attribute}"
     raise unknown(name)
 
 
 def names_code(name: str) -> bool:
-    """Whether building this backbone would import a module of somebody's own. Imports nothing to find out."""
-    if name.startswith(("torchvision/", "timm/")) or name == "small":
-        return False
-    return ":" in name or ("." in name and name not in torchvision_names() and not is_timm(name))
+    """Whether building this backbone would import a module of somebody's own."""
+    return ":" in name and not name.startswith(("torchvision/", "timm/"))
 
 
 def require_consent(backbone: object, where: str, trust: bool = False) -> None:
@@ -455,13 +449,6 @@ def first_line(error: BaseException) -> str:
 # One's own module
 
 
-def importable(module: str) -> bool:
-    """Whether there is a package of a module, in the working directory too. Imports nothing to find out."""
-    package = module.partition(".")[0]
-    paths = [*sys.path, str(Path.cwd())]
-    return package in sys.modules or importlib.machinery.PathFinder.find_spec(package, paths) is not None
-
-
 def search_here() -> None:
     """Make the working directory importable, for a backbone that the user names; last, so that it hides nothing."""
     here = str(Path.cwd())
@@ -493,14 +480,14 @@ def own_module(name: str, *, size: int, channels: int) -> nn.Module:
         return factory
     encoder = call_factory(factory, name, {"channels": channels, "size": size})
     if not isinstance(encoder, nn.Module):
-        raise TypeError(f"{name} made a {type(encoder).__name__}: it must return a torch.nn.Module")
+        raise ValueError(f"{name} made a {type(encoder).__name__}: it must return a torch.nn.Module")
     return encoder
 
 
 def call_factory(factory: Callable[..., object], name: str, offered: Mapping[str, int]) -> object:
     """Call it with those of the offered arguments that it names."""
     if not callable(factory):
-        raise TypeError(f"{name} is a {type(factory).__name__}: it must be a class or function that makes a module")
+        raise ValueError(f"{name} is a {type(factory).__name__}: it must be a class or function that makes a module")
     parameters = inspect.signature(factory).parameters.values()
     missing = [
         p.name
@@ -508,7 +495,7 @@ def call_factory(factory: Callable[..., object], name: str, offered: Mapping[str
         if p.default is p.empty and p.name not in offered and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if missing:
-        raise TypeError(
+        raise ValueError(
             f"{name} needs {', '.join(missing)}, and is called with channels and size at most: give the rest defaults"
         )
     return factory(**{p.name: offered[p.name] for p in parameters if p.name in offered})

@@ -236,7 +236,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_own_modules_by_import_path(own: str) -> None:
-    for name, channels in ((f"{own}:Net", 5), (f"{own}.Net", 5), (f"{own}:plain", 3), (f"{own}:instance", 3)):
+    for name, channels in ((f"{own}:Net", 5), (f"{own}:plain", 3), (f"{own}:instance", 3)):
         backbone = build(name, size=9, channels=channels)
         assert backbone.feature_dim == 7
         assert backbone.spec["name"] == f"{own}:{name[len(own) + 1 :]}"
@@ -252,9 +252,9 @@ def test_own_modules_by_import_path(own: str) -> None:
             r"an output of shape \[2, 7, 7, 7\] of 2 images, expected \[2, D\]: end it in pooling",
         ),
         ("pair", ValueError, r"an output of type tuple of 2 images, .*return that tensor alone"),
-        ("number", TypeError, r"made a int: it must return a torch.nn.Module"),
-        ("constant", TypeError, r"is a int: it must be a class or function"),
-        ("demanding", TypeError, r"needs depth, and is called with channels and size at most"),
+        ("number", ValueError, r"made a int: it must return a torch.nn.Module"),
+        ("constant", ValueError, r"is a int: it must be a class or function"),
+        ("demanding", ValueError, r"needs depth, and is called with channels and size at most"),
         ("Nett", ValueError, r"has no 'Nett': the nearest are .*Net"),
     ],
 )

@@ -1,5 +1,6 @@
 """Decoded images by index, and what happens when one is bad."""
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ def decoder_for(channels: int) -> Decoder:
     """Decodes images for an encoder of so many channels; of other numbers than 1 and 3, images that are stored so."""
     return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
 
+
+LISTED = 3
+"""Bad images that an error names."""
 
 SMALL = 64
 """Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
@@ -121,7 +125,7 @@ class Reader:
                 self._reasons[candidate] = error.reason
                 tell(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
-        raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
+        raise SourceError(f"none of the {len(self)} images in {self.source!r} can be read: {self._list()}")
 
     def decode(self, index: int) -> Pixels:
         """This very image, or `BadImage`."""
@@ -150,12 +154,15 @@ class Reader:
         allowed = self.tolerance
         if not allowed.allows(count, total):
             raise SourceError(
-                f"{count} of {total} images are bad, more than the {allowed.count} or {allowed.share:.1%} (and at most "
-                f"{allowed.most:.0%}) that are tolerated; mend or remove them, or raise the tolerance: {self._list()}"
+                f"{count} of {total} images in {self.source!r} are bad ({self._list()}), more than the {allowed.count} "
+                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: mend or remove them"
             )
 
     def _list(self) -> str:
-        return "".join(f"\n  {name}: {reason}" for name, reason in self.bad.items())
+        """The first of the bad images; all have been named as they were met."""
+        shown = [f"{name} {reason}" for name, reason in itertools.islice(self.bad.items(), LISTED)]
+        more = len(self.bad) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 
 def natural_size(reader: Reader) -> int:

@@ -75,7 +75,7 @@ class Optimizer:
         check("milestones", self.milestones, good, "epochs in rising order, such as (120, 160)")
         if bool(self.milestones) != (self.schedule == "steps"):
             raise ValueError(
-                f'milestones {self.milestones} do not go with schedule "{self.schedule}": give both '
+                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": give both '
                 'schedule="steps" and milestones such as (120, 160), or neither'
             )
 
@@ -267,8 +267,8 @@ def schedule_factor(settings: Optimizer, epoch: float, epochs: float) -> float:
     warmup = settings.warmup_epochs
     if not warmup < epochs:
         raise ValueError(
-            f"a warm-up of {warmup:g} epochs leaves nothing of a run of {epochs:g}: lower warmup_epochs, or train for "
-            f"more than {warmup:g} epochs"
+            f"a warm-up of {warmup:g} epochs leaves nothing of a run of {epochs:g}: lower "
+            f"--optimizer.warmup_epochs, or train for more than {warmup:g} epochs"
         )
     if epoch < 0:
         raise ValueError(f"epoch counts from 0, got {epoch}")

@@ -146,7 +146,7 @@ class Pretraining:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
         if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):
             raise ValueError(
-                f"exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
+                f"--exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
                 f"{self.objective}"
             )
         seconds_of(self.max_time)
@@ -239,8 +239,8 @@ class Pretraining:
         batches = Batches(len(reader), self.batch, self.seed, fabric.global_rank, fabric.world_size)
         if self.accumulate * 2 > self.batch // fabric.world_size:
             raise ValueError(
-                f"accumulate {self.accumulate} cuts the {self.batch // fabric.world_size} images of a device into less "
-                "than two each: use a smaller one"
+                f"--accumulate {self.accumulate} cuts the {self.batch // fabric.world_size} images of a device into "
+                "less than two each: use a smaller one"
             )
         nodes = getattr(fabric.strategy, "num_nodes", 1)
         workers = default_workers(fabric.world_size // nodes) if self.workers is None else self.workers
@@ -298,7 +298,7 @@ class Pretraining:
             if engine.step > engine.steps:
                 done = -(-engine.step // batches.total)
                 raise RunFolderError(
-                    f"the run in {self.out} has done {done} epochs already, more than epochs {self.epochs}"
+                    f"the run in {self.out} has done {done} epochs already, more than --epochs {self.epochs}"
                 )
             notes.append(f"Going on from step {engine.step} of {engine.steps}.")
         watcher = Watcher(fabric, method, engine.objective, reader, augmentations, held, self.watch, self.seed)

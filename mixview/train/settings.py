@@ -235,8 +235,8 @@ def build_swav(backbone: Backbone, head: Head, *, epoch_steps: int, batch: int) 
     queue_size = head.queue_size or 0
     if 0 < queue_size < batch:
         raise ValueError(
-            f"queue_size {queue_size} does not hold a batch of {batch}: set at least {batch}, or 0 for no queue, which "
-            "batches larger than the number of prototypes do not need"
+            f"--head.queue_size {queue_size} does not hold a batch of {batch}: set at least {batch}, or 0 for none, "
+            "which batches larger than the number of prototypes do not need"
         )
     width, dim = backbone.feature_dim, head.dim or 128
     return SwAV(

@@ -245,7 +245,7 @@ class Sandbox:
             "HF_HOME": self.folder / "cache" / "huggingface",
         }
         allowed = [self.folder / name for name in ("tmp", "cache", "logs")]
-        allowed += [self.work / name for name in writes]
+        allowed += [Path(os.path.normpath(self.work / name)) for name in writes]
         before = self.snapshot(allowed)
         answer = self.server.run(
             {

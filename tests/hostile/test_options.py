@@ -156,7 +156,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--data_options", "{"),
     ("--data_options", "[]"),
     ("--data_options", "3"),
-    ("--data_options", '{"split": "val"}'),
     ("--data_options", '{"count": -1}'),
     ("--data_options", '{"count": "many"}'),
     ("--data_options", '{"count": null}'),
@@ -227,7 +226,6 @@ EVALUATED: tuple[tuple[str, str], ...] = (
     ("--out", "/dev/null/a.npy"),
     ("--kind", "x"),
     ("--split", "nope"),
-    ("--data_options", '{"split": "val"}'),
     ("--backbone", "os:system"),
 )
 
@@ -261,7 +259,6 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
         ("--test_data", "absent"),
         ("--seed", "-1"),
         ("--size", "0"),
-        ("--data_options", '{"split": "val"}'),
     ],
     ids=name_of,
 )
@@ -361,8 +358,7 @@ def test_one_image_with_the_default_batch(box: Sandbox) -> None:
     )
 
 
-@pytest.mark.parametrize("recipe", ["simclr-small", "absent"])
-def test_a_warm_up_that_is_longer_than_the_run(recipe: str, box: Sandbox) -> None:
+def test_a_warm_up_that_is_longer_than_the_run(box: Sandbox) -> None:
     box.write("recipe.yaml", {"optimizer": {"warmup_epochs": 10}, "backbone": "small", "batch": 16})
     line = (
         "pretrain",
@@ -377,8 +373,7 @@ def test_a_warm_up_that_is_longer_than_the_run(recipe: str, box: Sandbox) -> Non
         "--out",
         "out",
     )
-    box.run(*line, *SMALL).refused("warm")
-    assert recipe
+    box.run(*line, *SMALL).refused("--optimizer.warmup_epochs")
 
 
 def test_an_error_names_the_option_that_was_typed(box: Sandbox) -> None:
