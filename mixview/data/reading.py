@@ -125,7 +125,7 @@ class Reader:
                 self._reasons[candidate] = error.reason
                 tell(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
-        raise SourceError(f"none of the {len(self)} images in {self.source!r} can be read: {self._list()}")
+        raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
 
     def decode(self, index: int) -> Pixels:
         """This very image, or `BadImage`."""
@@ -154,7 +154,7 @@ class Reader:
         allowed = self.tolerance
         if not allowed.allows(count, total):
             raise SourceError(
-                f"{count} of {total} images in {self.source!r} are bad ({self._list()}), more than the {allowed.count} "
+                f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
                 f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: mend or remove them"
             )
 
