@@ -8,7 +8,8 @@ Loading runs nothing that the file holds. Other tools read the same file as plai
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -175,7 +176,7 @@ def check_size(
     if ":" in name:  # one's own, whose code runs once at most
         return
     try:
-        with torch.device("meta"):  # shapes without memory
+        with parameters_without_memory():
             needed = sum(parameter.numel() for parameter in make()[0].parameters())
     except Exception:  # the attempt to make it in earnest says why
         return
@@ -185,6 +186,24 @@ def check_size(
             f"the {len(tensors)} tensors of {file} do not fit {name}: they are {held / 1e6:.1f} million numbers, and "
             f"it has {needed / 1e6:.1f} million; give the file that was exported, or the right --backbone"
         )
+
+
+@contextmanager
+def parameters_without_memory() -> Iterator[None]:
+    """Modules that are made within have parameters of their shapes alone.
+
+    Not `with torch.device("meta")`, under which models that calculate their own widths with tensors cannot be made.
+    """
+    register = nn.Module.register_parameter
+
+    def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, None if parameter is None else nn.Parameter(parameter.to("meta")))
+
+    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -15,6 +15,7 @@ import os
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
@@ -82,7 +83,7 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0)]
 Share = Annotated[float, AtLeast(0), AtMost(1)]
 
-NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 ROOM = "not empty"
 """Of an `Annotated[str, ROOM]`."""
 
@@ -123,7 +124,7 @@ def allows(hint: Any, value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:
         return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
-    if hint is str:
+    if hint in (str, Path):
         return isinstance(value, str | os.PathLike)
     if hint is bool or (isinstance(hint, type) and is_dataclass(hint)):
         return isinstance(value, hint)

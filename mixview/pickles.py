@@ -6,6 +6,7 @@ content[b"data"].value                                     # a NumPy array; in t
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +122,9 @@ def read_torch(path: Path) -> Any:
         if zipfile.is_zipfile(path):
             with open_archive(path):  # none of its members unpacks to far more than it is
                 pass
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # advice for whoever wrote the file, not for whoever reads it
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken pickle can raise anything
         raise ValueError(
             f"{path} cannot be read as tensors alone ({why_unread(error)}): it is damaged, or holds objects that would "

@@ -43,7 +43,7 @@ ALLOWED = {
     "detection": {"detection", "train", "evaluate", "data", "export", "distributed"},
     "report": {"report", "train", "evaluate", "methods", "data", "objective", "mixing", "atomic", "backbones"},
 }
-LEAVES = {"atomic", "options", "records", "terminal", "yaml_files"}
+LEAVES = {"atomic", "csv_files", "options", "records", "terminal", "yaml_files"}
 """What is no part of any of these, and anybody may import who does not have to do with torch alone."""
 RUNS = {"checkpoints", "devices", "launching", "optimisers", "run_folder", "stopping", "supervised"}
 """What of `train` is about runs and not about pretraining: all that evaluations may import of it."""

@@ -1,6 +1,7 @@
 """Fashion-MNIST, and whatever else comes in MNIST's idx files, packed or not."""
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 from typing import final
@@ -41,6 +42,10 @@ class Idx(ImageArray):
         super().__init__((str(root), split), files, images[..., None], labels, classes, split)
 
 
+MAX_RATIO = 1100
+"""Bytes that one byte of a gzip file can stand for, and a little more."""
+
+
 def locate(path: Path) -> Path | None:
     """The folder of idx files at this path, or in it where torchvision puts Fashion-MNIST."""
     for folder in (path, path / "FashionMNIST" / "raw", path / "raw"):
@@ -60,13 +65,18 @@ def find_file(root: Path, name: str) -> Path:
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """An idx file of bytes: 0, 0, 8 (bytes), the number of dimensions; each as a big-endian int32; the data."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            header = file.read(4 + 4 * dimensions)
+            if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, 8, dimensions)):
+                raise SourceError(f"{path} is not an idx file of bytes in {dimensions} dimensions: download it again")
+            shape = [int(side) for side in np.frombuffer(header, dtype=">i4", offset=4)]
+            size = math.prod(shape)
+            if min(shape) < 0 or size > path.stat().st_size * MAX_RATIO:
+                raise SourceError(f"{path} should hold {shape} bytes, and is too small for that: download it again")
+            data = file.read(size + 1)  # one more would be one too many, and a small file may unpack to very many
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path} cannot be unpacked ({error}): download it again") from error
-    start = 4 + 4 * dimensions
-    if len(data) < start or data[:4] != bytes((0, 0, 8, dimensions)):
-        raise SourceError(f"{path} is not an idx file of bytes in {dimensions} dimensions: download it again")
-    shape = np.frombuffer(data, dtype=">i4", count=dimensions, offset=4)
-    if len(data) - start != np.prod(shape, dtype=np.int64):
-        raise SourceError(f"{path} should hold {list(shape)} bytes and holds {len(data) - start}: download it again")
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    if len(data) != size:
+        held = f"{len(data)}" if len(data) < size else "more"
+        raise SourceError(f"{path} should hold {shape} bytes and holds {held}: download it again")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import numpy.typing as npt
 
+from mixview.archives import read_arrays
 from mixview.data.cache import cache_folder
 from mixview.data.files import MAX_BYTES, is_image_name, number_labels, open_regular
 from mixview.data.fingerprint import fingerprint
@@ -75,10 +76,12 @@ class ShardIndex:
     @classmethod
     def load(cls, path: Path) -> "ShardIndex":
         """The index that `save` wrote."""
-        with np.load(path, allow_pickle=False) as saved:
-            names = PackedStrings.from_arrays(saved["names"], saved["name_ends"])
-            labels = PackedStrings.from_arrays(saved["labels"], saved["label_ends"])
-            return cls(names, saved["starts"], saved["sizes"], labels)
+        fields = "names", "name_ends", "labels", "label_ends", "starts", "sizes"
+        names, name_ends, labels, label_ends, starts, sizes = read_arrays(path, *fields)
+        members, classes = PackedStrings.from_arrays(names, name_ends), PackedStrings.from_arrays(labels, label_ends)
+        if not len(members) == len(classes) == len(starts) == len(sizes):
+            raise ValueError("its arrays are of different lengths")
+        return cls(members, starts, sizes, classes)
 
 
 @final

@@ -110,9 +110,6 @@ class Looking(Embedding):
             raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
         if not -1 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.95 is usual")
-        for name, number in (("count", self.count), ("neighbours", self.neighbours)):
-            if number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
 
     def look_alike(
         self, embedded: Embedded, bank: Tensor, mean: Tensor

@@ -11,7 +11,7 @@ import numpy as np
 
 from mixview.detection.judging import ABSENT, MAY_CHANGE, Detection, protocol_settings
 from mixview.detection.models import Model, Scales
-from mixview.detection.training import Schedule
+from mixview.detection.training import Keeping, Schedule
 from mixview.evaluate.judging import Linear, LowShot, Probe, Semi, Setting, Svm
 from mixview.evaluate.paper import Address
 from mixview.evaluate.provenance import encoder_settings
@@ -64,7 +64,7 @@ def settings_of_protocol(protocol: str) -> dict[str, Any]:
     """What a result records of a protocol as published."""
     if protocol.startswith("detection-"):
         name = protocol.removeprefix("detection-")
-        groups = {"model": Model, "scales": Scales, "schedule": Schedule}
+        groups = {"model": Model, "scales": Scales, "schedule": Schedule, "keeping": Keeping}
         published = {
             key: groups[key](**{each: tuple(v) if isinstance(v, list) else v for each, v in value.items()})
             if key in groups

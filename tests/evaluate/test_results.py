@@ -169,7 +169,7 @@ def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.C
 def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
     for name, epochs in (("longer", 2), ("extended", 1)):
         Pretraining(**(tiny(tmp_path / name) | {"epochs": epochs})).run()
-    resume(tmp_path / "extended", epochs=2)
+    resume(tmp_path / "extended", epochs=2, trust=True)
     longer, extended = (encoder_settings(tmp_path / name) for name in ("longer", "extended"))
     assert longer is not None
     assert extended == longer | {"extended_from": [1]}

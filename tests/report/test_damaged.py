@@ -123,7 +123,7 @@ def test_a_link_to_a_picture_is_not_embedded(runs: Path, tmp_path: Path) -> None
     (runs / "bad" / "views.png").symlink_to(secret)
     bad = shown(runs)["bad"]
     assert bad["strip"] is None
-    assert "Its views.png was left out: it is a link." in bad["notes"]
+    assert "Its views.png was left out: views.png is a link, which is not followed." in bad["notes"]
 
 
 def test_show_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

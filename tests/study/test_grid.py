@@ -146,12 +146,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a batch": ({"settings": {"batch": "auto"}}, "give batch a number instead of auto"),
     "an objective": (
         {"objectives": {"SIM": {"objective": "simm"}}},
-        "objective must be one of sim, bsim, .* got 'simm'",
+        "--objective must be sim, bsim, .* got 'simm'",
     ),
-    "a method": ({"methods": {"MoCo v3": {"method": "mocov3"}}}, "method must be one of simclr, .* got 'mocov3'"),
+    "a method": ({"methods": {"MoCo v3": {"method": "mocov3"}}}, "--method must be simclr, .* got 'mocov3'"),
     "a mixer": (
         {"settings": {"mixing": {"mixer": "mix"}}},
-        "mixing.mixer must be one of cutmix, mixup, either, got 'mix'",
+        "--mixing.mixer must be cutmix, mixup or either, got 'mix'",
     ),
     "a column": ({"evaluate": {"k-NN": {"protocol": "knn"}}}, "k-NN needs a protocol and a metric"),
     "a protocol": (

@@ -249,6 +249,7 @@ class Images:
     """As many as ImageNet has, none of which is ever read."""
 
     skipped = ()
+    notes = ()
 
     def __len__(self) -> int:
         return IMAGENET

@@ -98,7 +98,7 @@ def test_identical_images_lose_their_farthest_neighbour_instead_of_themselves() 
         ({"find": "outliers", "query": "a.png"}, "--find outliers looks at the data alone: leave --query a.png out"),
         ({"out": "list.txt"}, "the contact sheet is a picture, not 'list.txt'"),
         ({"threshold": 95}, "the threshold is a cosine, -1 to 1, got 95"),
-        ({"count": 0}, "count must be at least 1, got 0"),
+        ({"count": 0}, "--count must be a whole number, at least 1, got 0"),
         ({"query": "absent.png"}, "absent.png: cannot be read"),
     ],
 )
