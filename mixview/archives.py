@@ -1,6 +1,7 @@
 """Zip archives that anybody may have written, .npz and .pt2 and torch files, read without being filled by them."""
 
 import stat
+import tokenize
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +46,10 @@ def array_header(member: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtyp
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"its version is {version}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(member)
+    try:
+        shape, fortran, dtype = read(member)
+    except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise ValueError(f"its header cannot be read ({type(error).__name__})") from None
     header = int(member.tell())
     declared = dtype.itemsize
     for side in shape:

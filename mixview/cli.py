@@ -26,6 +26,9 @@ from mixview.options import describe, suggest
 from mixview.terminal import plain, print_warnings_plainly, printable, say
 from mixview.yaml_files import SettingsError, check, read_yaml
 
+MAX_MESSAGE = 1000
+"""Characters of an error of the parser, which repeats what it was given."""
+
 
 class Parser(ArgumentParser):
     """Names the nearest option or command when it is given one that it does not know."""
@@ -52,7 +55,9 @@ class Parser(ArgumentParser):
         )
         if wrong and got and hint is not None:
             message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
-        say(f"{parser.prog.replace(' [options]', '')}: {printable(' '.join(message.split()))}", file=sys.stderr)
+        message = " ".join(message.split())
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
+        say(f"{parser.prog.replace(' [options]', '')}: {printable(message)}", file=sys.stderr)
         sys.exit(2)
 
 

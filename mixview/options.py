@@ -84,6 +84,7 @@ Positive = Annotated[float, MoreThan(0)]
 Share = Annotated[float, AtLeast(0), AtMost(1)]
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
+MAX_SHOWN = 200
 ROOM = "not empty"
 """Of an `Annotated[str, ROOM]`."""
 
@@ -102,7 +103,7 @@ def check_options(options: Any, group: str = "") -> None:
         if not allows(hints[field.name], value):
             name = f"--{group}.{field.name}" if group else f"--{field.name}"
             raise ValueError(
-                f"{name} must be {describe(hints[field.name])}, got {value!r}{suggest(hints[field.name], value)}"
+                f"{name} must be {describe(hints[field.name])}, got {brief(value)}{suggest(hints[field.name], value)}"
             )
 
 
@@ -159,9 +160,17 @@ def describe(hint: Any) -> str:
     return NAMES.get(hint) or str(getattr(hint, "__name__", hint))
 
 
+def brief(value: object) -> str:
+    """A value in an error message, which it may not fill."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**100 else "a number of more than 100 digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
 def suggest(hint: Any, value: object) -> str:
     """The value that was probably meant, of a type that has a few."""
     parts = [hint, *get_args(hint)]
     choices = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
-    close = difflib.get_close_matches(str(value), [str(each) for each in choices], n=1)
+    if not isinstance(value, str) or len(value) > MAX_SHOWN:
+        return ""
+    close = difflib.get_close_matches(value, [str(each) for each in choices], n=1)
     return f": did you mean {close[0]}?" if close else ""

@@ -22,7 +22,7 @@ from mixview.data.files import (
 )
 from mixview.data.source import Source, SourceError
 from mixview.data.splits import parse_range, take_range
-from mixview.options import allows, describe
+from mixview.options import allows, brief, describe
 
 SourceOptions = dict[str, str | bool | int | float | None]
 """Options of a source, as settings hold them: plain values, which no parser can take for anything else."""
@@ -136,7 +136,7 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
     for name, value in options.items():
         if not allows(hints[name], value):
             raise SourceError(
-                f"{name} {value!r} does not fit a source of kind {kind}: it must be {describe(hints[name])}"
+                f"{name} {brief(value)} does not fit a source of kind {kind}: it must be {describe(hints[name])}"
             )
 
 

@@ -71,7 +71,8 @@ def read(name: str) -> Recipe:
     about: dict[str, str] = {}
     settings: dict[str, Any] = {}
     for _, content in reversed(chain):
-        about = {key: text for key, text in about.items() if key == "hardware"} | content.pop("about", {})
+        said = {str(key): str(text) for key, text in content.pop("about", {}).items()}
+        about = {key: text for key, text in about.items() if key == "hardware"} | said
         merge(settings, content)
     return Recipe(name, about, settings)
 
