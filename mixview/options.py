@@ -10,8 +10,8 @@ class Crop:
 """
 
 import difflib
-import math
 import os
+import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -124,7 +124,7 @@ def allows(hint: Any, value: object) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint is float:
-        return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, float | int) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint in (str, Path):
         return isinstance(value, str | os.PathLike)
     if hint is bool or (isinstance(hint, type) and is_dataclass(hint)):

@@ -4,6 +4,7 @@ import http.client
 import io
 import re
 import socket
+import textwrap
 import time
 import urllib.error
 import urllib.request
@@ -21,6 +22,8 @@ MAX_READ = 1 << 29
 """Bytes that are asked for at once, no image is larger, and what a shard says of itself may be wrong."""
 MIN_RATE = 1024
 """Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
+MAX_SHOWN = 200
+"""Characters of a server's words that an error repeats."""
 MIN_PROGRESS = 1024
 """Bytes that one request has to bring (or all that is left) to count as progress."""
 
@@ -194,11 +197,13 @@ class RemoteFile(io.RawIOBase):
                     raise ConnectionError(f"it sent {len(data) - before} bytes of {stop - start - before}")
             except (urllib.error.HTTPError, http.client.HTTPException, OSError) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code not in PASSING:
-                    raise SourceError(f"{self.url} answers {error.code} {error.reason}: check the address") from error
+                    why = textwrap.shorten(f"{error.code} {error.reason}", MAX_SHOWN)
+                    raise SourceError(f"{self.url} answers {why}: check the address") from error
                 failures = 1 if len(data) - before >= MIN_PROGRESS else failures + 1
                 if failures > self.retries:
+                    why = textwrap.shorten(str(error), MAX_SHOWN)
                     raise SourceError(
-                        f"{self.url} failed {failures} times in a row ({error}): check the server, then resume"
+                        f"{self.url} failed {failures} times in a row ({why}): check the server, then resume"
                     ) from error
                 time.sleep(min(0.1 * 2**failures, 10.0))
         return bytes(data)

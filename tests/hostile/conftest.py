@@ -14,7 +14,7 @@ if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # /proc, setrlimit and audit events of Linux are what the harness is made of
 
 
-QUICK = 5
+QUICK = 3
 """Cases of one test function that `make test` runs, spread over all of them; `make test-slow` runs the others."""
 
 

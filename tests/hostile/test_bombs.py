@@ -252,7 +252,7 @@ def bomb_zip(inner: str, size: int) -> bytes:
     ],
     ids=lambda inner: inner.replace("/", "|"),
 )
-@pytest.mark.parametrize("suffix", [".pt2", ".pth"])
+@pytest.mark.parametrize("suffix", [".pt2", pytest.param(".pth", marks=pytest.mark.slow)])
 def test_archives_that_unpack_to_gigabytes(suffix: str, inner: str, box: Sandbox) -> None:
     box.write(f"weights{suffix}", bomb_zip(inner, 1600 << 20))
     box.run("import", f"weights{suffix}", "--out", "out/a.safetensors").refused("weights")

@@ -195,4 +195,5 @@ def test_a_damaged_run_beside_a_good_one(name: str, box: Sandbox, run: Path, fin
 @pytest.mark.parametrize("name", ["config.yaml", "encoder.safetensors", "metrics.jsonl"])
 def test_figures_of_damaged_runs(name: str, figure: str, box: Sandbox, run: Path) -> None:
     (run / name).write_bytes(b"\xff{")
-    box.run("figure", figure, "run", "--out", "out/a", writes=["out", "run"]).answered()
+    workers = ["--workers", "0"] if figure.startswith("tsne") else []  # sockets of theirs need a shorter TMPDIR
+    box.run("figure", figure, "run", "--out", "out/a", *workers, writes=["out", "run"]).answered()

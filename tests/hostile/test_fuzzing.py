@@ -1,4 +1,4 @@
-"""Every reader against files that hypothesis damages or makes up: a few hundred each, 10,000 in `make test-slow`.
+"""Every reader against files that hypothesis damages or makes up: fifty each, 10,000 in `make test-slow`.
 
 `MIXVIEW_FUZZ` is another number of inputs.
 """
@@ -10,7 +10,7 @@ import pytest
 from tests.hostile import fuzzing
 from tests.hostile.harness import Sandbox
 
-FEW, MANY = 200, 10_000
+FEW, MANY = 50, 10_000
 COUNTS = (
     [int(os.environ["MIXVIEW_FUZZ"])]
     if "MIXVIEW_FUZZ" in os.environ
