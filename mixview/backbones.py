@@ -11,6 +11,7 @@ path (`package.module:factory`) does, and that is what it asks for. Whoever take
 import difflib
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,10 @@ GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152"
 
 FIT = 0.7
 """The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
+
+
+OWN = re.compile(r"[\w.]+:[\w.]+")
+"""A module of one's own, and the factory in it."""
 
 
 class Backbone(NamedTuple):
@@ -206,7 +211,7 @@ def find(name: str) -> tuple[str, str]:
         raise unknown(name)
     if name == "small":
         return "mixview", name
-    if ":" in name:
+    if names_code(name):
         return "own", name
     if name in torchvision_names():
         return "torchvision", name
@@ -217,22 +222,32 @@ def find(name: str) -> tuple[str, str]:
 
 def names_code(name: str) -> bool:
     """Whether building this backbone would import a module of somebody's own."""
-    return ":" in name and not name.startswith(("torchvision/", "timm/"))
+    return OWN.fullmatch(name) is not None
 
 
-def require_consent(backbone: object, where: str, trust: bool = False) -> None:
-    """Raise if a file names a backbone that is code, unless the user trusts the file.
+def require_consent(settings: object, where: str, trust: bool = False, typed: Iterable[str] = ()) -> None:
+    """Raise if settings from a file name a backbone or an encoder that is code, unless the user trusts the file.
 
     Args:
-        backbone: as it was read.
+        settings: as they were read, however deep.
         where: the file, for the error.
         trust: what the user says on the command line, or in Python.
+        typed: what stands on the command line itself, and so is consented to.
     """
-    if not trust and isinstance(backbone, str) and names_code(backbone):
-        raise ValueError(
-            f"{where} names the backbone {backbone!r}, and importing it would run its code: add --trust (in Python, "
-            "trust=True) if you trust the file"
-        )
+    waiting = [] if trust else [settings]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif isinstance(value, dict):
+            for name in ("backbone", "encoder"):
+                named = value.get(name)
+                if isinstance(named, str) and names_code(named) and named not in typed:
+                    raise ValueError(
+                        f"{where} names the {name} {named!r}, and importing it would run its code: add --trust (in "
+                        "Python, trust=True) if you trust the file"
+                    )
+            waiting.extend(value.values())
 
 
 def unknown(name: str) -> ValueError:

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 from argparse import HelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mixview import __version__
-from mixview.options import describe, suggest
+from mixview.options import brief, describe, suggest
 from mixview.terminal import plain, print_warnings_plainly, printable, say
 from mixview.yaml_files import SettingsError, check, read_yaml
 
@@ -106,12 +106,15 @@ def data_show(
     """
     from mixview.atomic import atomic_write
     from mixview.data.opening import open_source
-    from mixview.data.picture import contact_sheet, source_rows
+    from mixview.data.picture import contact_sheet, picture_format, source_rows
 
+    picture_format(out)
+    if count < 1:
+        raise ValueError(f"--count must be at least 1, got {count}")
     source = open_source(path, split, kind=kind)
     sheet = contact_sheet(source_rows(source, count, seed, augment=augment))
     with atomic_write(out) as file:
-        sheet.save(file, format=out.suffix[1:].upper().replace("JPG", "JPEG") or "PNG")
+        sheet.save(file, format=picture_format(out))
     say(f"{source!r}: {source.fingerprint()}")
     say(f"wrote {out}")
 
@@ -204,9 +207,10 @@ def expand(arguments: list[str]) -> list[str]:
     given = given_options(named)
     if given.get("--out") == "":
         raise ValueError("--out is empty: give it the path to write to")
-    if (file := Path(given.get("--config", ""))).is_file():
-        read_yaml(file)  # with its name in the error
-    set_loader("yaml", settings_loader("--backbone" in given or given.get("--trust") == "true"), (yaml.YAMLError,))
+    if os.path.exists(config := given.get("--config", "")):  # noqa: PTH110, of JSON Path.exists says "name too long"
+        read_yaml(Path(config))  # with its name in the error
+    trust = given.get("--trust", "").lower() in ("true", "yes", "1")
+    set_loader("yaml", settings_loader(trust, {*named, *given.values()}), (yaml.YAMLError,))
     for words, read in SETTINGS.items():
         if tuple(named[: len(words)]) == words and (settings := read(given)) is not None:
             return [*words, "--config", json.dumps(settings), *named[len(words) :]]
@@ -225,13 +229,18 @@ def given_options(named: Sequence[str]) -> dict[str, str]:
     )
 
 
-def settings_loader(trusted: bool) -> Callable[[str], Any]:
+GROUPS = {"mixing", "head", "optimizer", "watch", "model", "scales", "schedule", "keeping", "logging", "fit"}
+"""Options that are groups of options."""
+
+
+def settings_loader(trust: bool, typed: Collection[str]) -> Callable[[str], Any]:
     """How the parser reads YAML and JSON: plain values within limits, which name no code unless that is consented to.
 
     Every file of settings passes through here: `--config`, recipes, protocols, and the config.yaml of a resumed run.
 
     Args:
-        trusted: whether the command line gives the consent, or the backbone itself.
+        trust: whether the command line gives the consent.
+        typed: the words of the command line: a backbone that is one of them is consented to.
     """
 
     def load(text: str) -> Any:
@@ -240,10 +249,13 @@ def settings_loader(trusted: bool) -> Callable[[str], Any]:
         except RecursionError:
             raise SettingsError("the settings nest their values too deeply: write them on fewer levels") from None
         check(content, "the file of settings")
-        if isinstance(content, dict) and "backbone" in content:
+        for name in GROUPS & content.keys() if isinstance(content, dict) else ():
+            if not isinstance(content[name], dict | str | None):  # text is the path of a file of its own
+                raise SettingsError(f"{name} must be a group of settings, got {brief(content[name])}")
+        if isinstance(content, dict | list):
             from mixview.backbones import require_consent
 
-            require_consent(content["backbone"], "the file of settings", trusted)
+            require_consent(content, "the file of settings", trust, typed)
         return content
 
     return load

@@ -8,6 +8,7 @@ Loading runs nothing that the file holds. Other tools read the same file as plai
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -188,22 +189,29 @@ def check_size(
         )
 
 
+REGISTER = nn.Module.register_parameter
+MEASURING = threading.Lock()
+
+
 @contextmanager
 def parameters_without_memory() -> Iterator[None]:
-    """Modules that are made within have parameters of their shapes alone.
+    """Modules that this thread makes within have parameters of their shapes alone.
 
     Not `with torch.device("meta")`, under which models that calculate their own widths with tensors cannot be made.
     """
-    register = nn.Module.register_parameter
+    register, owner = REGISTER, threading.get_ident()
 
     def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, None if parameter is None else nn.Parameter(parameter.to("meta")))
+        shaped = parameter is not None and threading.get_ident() == owner
+        register(module, name, nn.Parameter(parameter.to("meta")) if shaped and parameter is not None else parameter)
 
+    MEASURING.acquire()
     nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        MEASURING.release()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

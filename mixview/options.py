@@ -75,6 +75,9 @@ MAX_SIDE = 4096
 """Pixels. A larger image, view or network input is a slip of the finger, and would only fill the memory."""
 
 Count = Annotated[int, AtLeast(1)]
+Width = Annotated[int, AtLeast(1), AtMost(1 << 20)]
+Epochs = Annotated[int, AtLeast(1), AtMost(1_000_000)]
+Workers = Annotated[int, AtLeast(0), AtMost(1024)]
 Side = Annotated[int, AtLeast(1), AtMost(MAX_SIDE)]
 Channels = Annotated[int, AtLeast(1), AtMost(1024)]
 Seed = Annotated[int, AtLeast(0), LessThan(2**63)]

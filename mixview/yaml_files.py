@@ -6,9 +6,8 @@ the stack. Nothing else in mixview parses YAML that is not its own.
 
 import itertools
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -27,9 +26,9 @@ class SettingsError(ValueError):
     """Settings that cannot be used: one sentence with the file, the cause and the remedy."""
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file."""
-    return parse_yaml(read_text(path), str(path))
+def read_yaml(path: Path, consent: Literal["refuse", "drop"] = "refuse") -> Any:
+    """The content of a YAML file. To drop is for evaluations of early versions, which wrote the consent into theirs."""
+    return parse_yaml(read_text(path), str(path), consent=consent)
 
 
 def read_text(path: Path) -> str:
@@ -44,25 +43,27 @@ def read_text(path: Path) -> str:
         ) from None
 
 
-def parse_yaml(text: str, name: str, load: Callable[[str], Any] = yaml.safe_load) -> Any:
+def parse_yaml(text: str, name: str, *, consent: Literal["refuse", "drop"] = "refuse") -> Any:
     """The content of YAML text.
 
     Args:
         name: where the text is from, for errors.
-        load: parses it; its result is checked.
+        consent: what to do about one that the text gives to itself.
     """
     if len(text) > MAX_BYTES:
         raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is no file of settings, give another")
     if count_open(text) > 2 * MAX_DEPTH:  # which would take PyYAML seconds to find
         raise SettingsError(f"{name} nests its values too deeply: write them on fewer levels")
     try:
-        content = load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SettingsError(f"{name} is not valid YAML{describe(error)}") from None
     except RecursionError:
         raise SettingsError(f"{name} nests its values too deeply: write them on fewer levels") from None
     except (ValueError, OverflowError, KeyError, AttributeError, TypeError) as error:  # of PyYAML's own constructors
         raise SettingsError(f"{name} holds a value that YAML does not have ({error}): correct it") from None
+    if consent == "drop" and isinstance(content, dict):
+        content.pop(CONSENT, None)
     check(content, name)
     return content
 
@@ -100,5 +101,9 @@ def check(content: Any, name: str) -> None:
                     f"{name} sets {CONSENT}, which no file can: give --{CONSENT} on the command line if you trust it"
                 )
             waiting.extend((item, depth + 1) for pair in value.items() for item in pair)
-        elif isinstance(value, list | tuple | set):
+        elif isinstance(value, list):
             waiting.extend((item, depth + 1) for item in value)
+        elif not isinstance(value, str | int | float | None):
+            raise SettingsError(
+                f"{name} holds a {type(value).__name__}, {str(value)[:100]}: write text, numbers, lists and groups"
+            )

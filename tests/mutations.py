@@ -714,7 +714,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/data/coco.py",
         "tests/data/test_coco.py",
-        ("each.iscrowd for each", "False for each"),
+        ("bool(each.iscrowd) for each", "False for each"),
     ),
     # The last: each has to be compiled.
     *of(

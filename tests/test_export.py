@@ -4,6 +4,7 @@ import errno
 import json
 import resource
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,13 @@ def test_a_header_that_speaks_of_images_too_large_to_try(tmp_path: Path) -> None
     save_file({"a": torch.zeros(1)}, path, {"mixview": write_header(spec, {})})
     with pytest.raises(ValueError, match="is damaged"):
         load_encoder(path)
+
+
+def test_threads_that_load_do_not_meet(tmp_path: Path) -> None:
+    """What is measured without memory is measured by one thread, and is nobody else's."""
+    built = build("small", size=32)
+    save_encoder(tmp_path / "encoder.safetensors", built.encoder, built.spec, {})
+    with ThreadPoolExecutor(8) as pool:
+        loaded = list(pool.map(lambda _: load_encoder(tmp_path / "encoder.safetensors")[0], range(24)))
+    assert all(each.device.type == "cpu" for encoder in loaded for each in encoder.parameters())
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"

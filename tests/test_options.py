@@ -28,7 +28,7 @@ from tests.train.running import tiny
         (Pretraining, {"batch": 0}, "--batch must be a whole number, at least 2 or auto, got 0"),
         (Pretraining, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
         (Pretraining, {"out": ""}, "--out must be text, not empty, got ''"),
-        (Pretraining, {"accelerator": "gpu"}, "--accelerator must be auto, cpu, cuda or mps, got 'gpu'"),
+        (Pretraining, {"accelerator": "tpu"}, "--accelerator must be auto, cpu, cuda, gpu or mps, got 'tpu'"),
         (Pretraining, {"data_options": {"count": {"class_path": "os.system"}}}, "--data_options must be"),
     ],
 )

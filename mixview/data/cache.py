@@ -1,5 +1,6 @@
 """Where mixview keeps what it would otherwise make again."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def reserve(path: Path) -> None:
                     file.seek(start)
                     file.write(piece)
     except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            return  # a file system that cannot say
         raise OSError(
             error.errno,
             f"the disk has no room for {path.name} of {size / 1e6:.0f} MB in {path.parent.parent} ({error.strerror}): "

@@ -51,8 +51,8 @@ class Annotation(msgspec.Struct):
     image_id: Id
     category_id: Id
     bbox: tuple[Coordinate, Coordinate, Coordinate, Coordinate]
-    id: Id | None = None
-    iscrowd: bool = False
+    id: int | str | None = None
+    iscrowd: bool | float | None = False
     area: Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)] | None = None
     segmentation: list[list[Coordinate]] | RunLengths | None = None
 
@@ -139,7 +139,7 @@ class Coco(ImageFiles):
         self._starts = np.searchsorted(self._images, np.arange(len(self) + 1))
         self._boxes = np.array([each.bbox for each in annotations], dtype=np.float32).reshape(-1, 4)
         self._boxes[:, 2:] += self._boxes[:, :2]  # on disk left, top, width, height
-        self._crowd = np.array([each.iscrowd for each in annotations], dtype=np.bool_)
+        self._crowd = np.array([bool(each.iscrowd) for each in annotations], dtype=np.bool_)
         areas = [each.area for each in annotations]
         self._areas = None if None in areas else np.array(areas, dtype=np.float64)
         segmentations = [each.segmentation for each in annotations]

@@ -92,7 +92,7 @@ def read_file(path: str | Path, name: str) -> bytes:
         with open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image: remove it from the data")
-            return file.read(MAX_BYTES)
+            return file.read(size or 1)  # some files of the system have no size, and are no images
     except (OSError, ValueError) as error:
         if isinstance(error, BadImage):
             raise
@@ -470,14 +470,13 @@ MAX_LABEL = 100_000
 def number_labels(labels: Sequence[str], path: str | Path) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
     """Labels that are numbers as they are, without names; labels that are words numbered in their sorted order.
 
+    Numbers that are too large to count to, such as those of products, are words.
+
     Args:
         labels: one per image.
         path: where they are from, for errors.
     """
-    if all(WHOLE_NUMBER.fullmatch(label) for label in labels):
-        large = next((label for label in labels if len(label) > 18 or abs(int(label)) > MAX_LABEL), None)
-        if large is not None:
-            raise SourceError(f"{path} has the label {large[:40]}, larger than {MAX_LABEL}: number the classes from 0")
+    if all(WHOLE_NUMBER.fullmatch(label) and len(label) < 18 and abs(int(label)) <= MAX_LABEL for label in labels):
         return np.array([int(label) for label in labels], dtype=np.int64), None
     classes = sorted(set(labels))
     index = {name: number for number, name in enumerate(classes)}

@@ -104,8 +104,10 @@ def writable_folder() -> Path | None:
     for folder in (cache_folder("numba"), Path(tempfile.gettempdir()) / f"mixview-numba-{user}"):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not folder.is_symlink() and hasattr(os, "getuid") and folder.stat().st_uid == os.getuid():
-                folder.chmod(0o700)  # Numba makes folders in it that a permissive umask would open to others
+            if not folder.is_symlink() and folder.stat().st_uid == user:
+                folder.chmod(0o700)
+                if folder.parent.stat().st_uid == user:  # made by us, with whatever the umask leaves
+                    folder.parent.chmod(folder.parent.stat().st_mode & ~0o022)
             if others_can_write(folder) is None:
                 with tempfile.TemporaryFile(dir=folder):
                     return folder
@@ -119,17 +121,26 @@ def others_can_write(folder: Path) -> str | None:
     """
     if not hasattr(os, "getuid"):
         return None  # Windows keeps the folders of users apart
-    place = folder.absolute()
-    for each in (place, *place.parents, *place.resolve().parents, *place.iterdir()):
-        status = each.lstat()
-        own_group = status.st_gid in (0, os.getuid())  # a user's private group has the user's number
-        writable = status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP)
-        sticky = status.st_mode & stat.S_ISVTX and each in place.parents  # others cannot replace what is in it
-        if status.st_uid not in (0, os.getuid()):
-            return f"{each} belongs to another user"
-        if writable and not sticky and not stat.S_ISLNK(status.st_mode):
-            return f"others can write to {each}"
+    try:
+        place, user = folder.absolute(), os.getuid()
+        inside = [] if stat.S_IMODE(place.stat().st_mode) == 0o700 else place.iterdir()  # nobody else gets that far
+        for each in (place, *place.parents, *place.resolve().parents, *inside):
+            status = each.lstat()
+            own_group = status.st_gid in (0, user)  # a user's private group has the user's number
+            writable = status.st_mode & (stat.S_IWOTH if own_group else stat.S_IWOTH | stat.S_IWGRP)
+            sticky = status.st_mode & stat.S_ISVTX and each in place.parents  # others cannot replace what is in it
+            system = status.st_uid == 0 or (status.st_uid == NOBODY and each in place.parents)
+            if status.st_uid != user and not system:
+                return f"{each} belongs to another user"
+            if writable and not sticky and not stat.S_ISLNK(status.st_mode):
+                return f"others can write to {each}"
+    except OSError as error:
+        return f"{folder} cannot be looked at ({error.strerror})"
     return None
+
+
+NOBODY = 65534
+"""Whom the host's administrator looks like in a container that has users of its own."""
 
 
 def prepare() -> bool:

@@ -107,8 +107,8 @@ def open_source(spec: str | Path, split: str | None = None, /, *, kind: str | No
     if text in NAMES and kind is None and not Path(text).exists():
         spec = find_named(text)
     kind, place = (kind, spec) if kind is not None else recognise(spec)
-    if kind not in FAMILIES:
-        raise SourceError(f"there is no kind of source {kind!r}: {nearest(kind, FAMILIES)}")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise SourceError(f"there is no kind of source {brief(kind)}: {nearest(str(kind)[:100], FAMILIES)}")
     return build(kind, FAMILIES[kind].make, {"split": split, **options}, place)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -161,3 +162,11 @@ def shorten(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Imag
     while text and font.getlength(f"{text}…") > width:
         text = text[:-1]
     return f"{text}…"
+
+
+def picture_format(path: Path) -> str:
+    """How Pillow calls the format that a file's name asks for."""
+    extensions = Image.registered_extensions()
+    if (found := extensions.get(path.suffix.lower())) is None:
+        raise ValueError(f"{path} does not say what kind of picture it is to be: end its name in .png or .jpg")
+    return found

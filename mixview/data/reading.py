@@ -1,6 +1,5 @@
 """Decoded images by index, and what happens when one is bad."""
 
-import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -68,7 +67,8 @@ def tell(source: Source, line: str) -> None:
 
 def tell_left_out(source: Source) -> None:
     """Say what was left out when the source was opened; of several processes, the first says it."""
-    if not int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0):
+    rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if os.environ.get(name)), "0")
+    if rank == "0":
         for note in source.notes:
             tell(source, note)
 
@@ -160,8 +160,11 @@ class Reader:
 
     def _list(self) -> str:
         """The first of the bad images; all have been named as they were met."""
-        shown = [f"{name} {reason}" for name, reason in itertools.islice(self.bad.items(), LISTED)]
-        more = len(self.bad) - len(shown)
+        skipped = [f"{name} {reason}" for name, reason in self.source.skipped.items()]
+        bad = self._bad.nonzero().flatten().tolist()
+        some = bad[: max(0, LISTED - len(skipped))]  # another process may have met them: not all are tried again
+        shown = [*skipped[:LISTED], *(f"{self.source.name(index)} {self._reason(index)}" for index in some)]
+        more = len(skipped) + len(bad) - len(shown)
         return "; ".join(shown) + (f"; and {more} more" if more else "")
 
 

@@ -168,7 +168,7 @@ def read_annotation(path: Path) -> tuple[list[str], list[list[float]], list[bool
             boxes.append([left - 1, top - 1, right, bottom])
             difficult.append(item.findtext("difficult", "0").strip() == "1")
         return names, boxes, difficult
-    except (OSError, ElementTree.ParseError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # an encoding that there is not
         raise SourceError(f"the annotation {path} cannot be read ({error}): restore it") from error
 
 

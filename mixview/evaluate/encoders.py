@@ -26,7 +26,7 @@ from mixview.data.source import Source
 from mixview.evaluate.provenance import with_settings
 from mixview.evaluate.transforms import IMAGENET
 from mixview.export import load_encoder
-from mixview.options import Channels, Count, NonNegative, Side, check_options
+from mixview.options import Channels, Count, Side, Workers, check_options
 
 USUAL_SIZE = 224
 """What encoders from elsewhere were trained on."""
@@ -113,7 +113,7 @@ class Encoding(Choice):
     """cpu, cuda, mps, or auto: an accelerator where there is one."""
     devices: Count = 1
     """Processes per machine, an accelerator each; torchrun starts them as well."""
-    workers: NonNegative | None = None
+    workers: Workers | None = None
     """Processes that read images, for each of these; by default its share of the cores, less one."""
 
     def load_for(self, source: Source, seed: int = 0) -> Subject:

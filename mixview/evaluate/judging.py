@@ -50,7 +50,7 @@ from mixview.evaluate.svm import Difficult, Labelled, SvmSettings, evaluate_svm,
 from mixview.evaluate.svm_fitting import Fit
 from mixview.evaluate.training import Logging, Schedule, Stopped, Task, Work, accuracy, as_tensor
 from mixview.evaluate.transforms import CentreCrop, Squash, Transform
-from mixview.options import ROOM, AtMost, Count, MoreThan, Positive, Seed
+from mixview.options import ROOM, AtMost, Count, Epochs, MoreThan, Positive, Seed
 from mixview.terminal import say
 from mixview.train.devices import Precision, make_fabric
 from mixview.train.launching import launcher, process_rank
@@ -369,7 +369,7 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
 class TrainingOptions(Setting):
     """What the protocols that train ask for, and `all` of them together."""
 
-    epochs: Count | None = None
+    epochs: Epochs | None = None
     """Passes over the images; by default as published. The steps of the learning rate keep their place in them."""
     batch: Count | None = None
     """Images per step, over all devices; by default as published, or all if there are fewer."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mixview.evaluate.judging import PROTOCOLS
+from mixview.options import brief
 from mixview.study import standalone
 from mixview.terminal import printable
 
@@ -31,7 +32,7 @@ def check(name: str, text: Mapping[str, Any]) -> None:
                     f"{name}: YAML reads a name among the {axis} as {level}: put it in quotes, as it was written"
                 )
             check_label(name, level)
-            where = f"{level!r} among the {axis}"
+            where = f"{brief(level)} among the {axis}"
             wanted(name, where, {} if content is None else content, dict, "settings, such as {epochs: 10}")
             if axis != "data" and content and "evaluate" in content:
                 check_columns(f"{name}, {where}", content["evaluate"])
@@ -61,7 +62,7 @@ def check_label(name: str, label: object) -> None:
 def wanted(name: str, what: str, value: object, kind: type, form: str) -> None:
     """Raise unless a part of the study is of this kind."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name}: {what} should be {form}, got {value!r}")
+        raise ValueError(f"{name}: {what} should be {form}, got {brief(value)}")
 
 
 def check_seeds(name: str, seeds: object) -> None:
@@ -70,7 +71,7 @@ def check_seeds(name: str, seeds: object) -> None:
     wanted(name, "seeds", seeds, list, form)
     assert isinstance(seeds, list)
     if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
-        raise ValueError(f"{name}: seeds should be {form}, got {seeds!r}")
+        raise ValueError(f"{name}: seeds should be {form}, got {brief(seeds)}")
 
 
 def check_baseline(name: str, text: Mapping[str, Any]) -> None:
@@ -82,9 +83,13 @@ def check_baseline(name: str, text: Mapping[str, Any]) -> None:
     if baseline is None:
         return
     if str(baseline) not in objectives:
-        raise ValueError(f"{name}: the baseline {baseline!r} is none of the objectives: {hint(baseline, objectives)}")
+        raise ValueError(
+            f"{name}: the baseline {brief(baseline)} is none of the objectives: {hint(baseline, objectives)}"
+        )
     if (objectives[str(baseline)] or {}).get("encoder") is not None:
-        raise ValueError(f"{name}: the baseline {baseline!r} is not trained: others have no steps to share with it")
+        raise ValueError(
+            f"{name}: the baseline {brief(baseline)} is not trained: others have no steps to share with it"
+        )
 
 
 def check_columns(name: str, columns: object) -> None:
@@ -93,16 +98,16 @@ def check_columns(name: str, columns: object) -> None:
     assert isinstance(columns, dict)
     known = {each.protocol: [field.name for field in dataclasses.fields(each)] for each in PROTOCOLS}
     for column, judgement in columns.items():
-        if not isinstance(judgement, dict) or not set(COLUMN) <= set(judgement):
-            raise ValueError(f"{name}: {column} needs a protocol and a metric, got {judgement!r}")
+        if not isinstance(judgement, dict) or not all(isinstance(judgement.get(each), str) for each in COLUMN):
+            raise ValueError(f"{name}: {column} needs a protocol and a metric, got {brief(judgement)}")
         protocol = judgement["protocol"]
         if protocol not in known and protocol not in standalone.PROTOCOLS:
             every = [*known, *standalone.PROTOCOLS]
-            raise ValueError(f"{name}: {column} has no protocol {protocol!r} to judge by: {hint(protocol, every)}")
+            raise ValueError(f"{name}: {column} has no protocol {brief(protocol)} to judge by: {hint(protocol, every)}")
         options = known[protocol] if protocol in known else standalone.options(protocol)
         for option in judgement:
             if option not in COLUMN and option not in options:
-                raise ValueError(f"{name}: {column}: {protocol} has no option {option!r}: {hint(option, options)}")
+                raise ValueError(f"{name}: {column}: {protocol} has no option {brief(option)}: {hint(option, options)}")
 
 
 def hint(word: object, known: Iterable[str]) -> str:

@@ -56,8 +56,7 @@ def run(
     if data is not None:
         os.environ["MIXVIEW_DATA"] = str(data.resolve())
     whole = grid.read(study)
-    for cell in whole.cells:
-        require_consent(cell.settings.get("backbone"), f"the study {study}", trust)
+    require_consent(whole.text, f"the study {study}", trust)
     chosen = whole if seeds is None else only_seeds(whole, seeds)
     if dry_run:
         list_cells(chosen, out)

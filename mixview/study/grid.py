@@ -31,6 +31,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.evaluate.judging import PROTOCOLS
 from mixview.evaluate.provenance import flatten
+from mixview.options import brief
 from mixview.study.checking import AXES, check, hint
 from mixview.study.names import digest, slug
 from mixview.study.passes import Passes, count_passes
@@ -156,7 +157,7 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     base = content.pop("base", None)
     for key in content:
         if key not in KEYS:
-            raise ValueError(f"a study has no {key!r}: there are {', '.join(KEYS)} and base (in {name})")
+            raise ValueError(f"a study has no {brief(key)}: there are {', '.join(KEYS)} and base (in {name})")
     if base is None:
         return content
     text = read_text(str(base), (*below, name))
@@ -198,7 +199,7 @@ def combinations(name: str, text: dict[str, Any], grid: dict[str, Any]) -> Itera
         wanted = [str(level) for level in grid.get(axis, known if axis != "knobs" else [""])] or [""]
         for level in wanted:
             if level and level not in known:
-                raise ValueError(f"the study {name} has no {level!r} among its {axis}: {hint(level, known)}")
+                raise ValueError(f"the study {name} has no {brief(level)} among its {axis}: {hint(level, known)}")
         chosen.append(wanted)
     if math.prod(map(len, chosen)) > MAX_CELLS:
         raise ValueError(f"the study {name} has more than {MAX_CELLS:,} cells: give its grids fewer levels")

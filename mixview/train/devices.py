@@ -16,12 +16,13 @@ from mixview.train.launching import end_with_parent, launcher, meet_anew
 from mixview.train.run_folder import RunFolderError
 
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
-Accelerator = Literal["auto", "cpu", "cuda", "mps"]
+Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
 
 
 def require_accelerator(name: str) -> None:
     """Raise if this machine does not have the accelerator that is asked for."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there["gpu"] = any(there.values())  # Lightning's name for either
     if not there.get(name, True):
         raise ValueError(
             f"there is no {name} device that torch can use here: choose cpu or auto, or install its driver"

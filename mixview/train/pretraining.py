@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -23,7 +24,22 @@ from mixview.evaluate.provenance import encoder_settings
 from mixview.export import save_encoder
 from mixview.methods import Method, backward
 from mixview.mixing import mixture_generators
-from mixview.options import ROOM, AtLeast, AtMost, Channels, Count, MoreThan, NonNegative, Seed, Side, check_options
+from mixview.options import (
+    MAX_SHOWN,
+    ROOM,
+    AtLeast,
+    AtMost,
+    Channels,
+    Count,
+    Epochs,
+    MoreThan,
+    Positive,
+    Seed,
+    Side,
+    Workers,
+    brief,
+    check_options,
+)
 from mixview.train.checkpoints import Checkpoints
 from mixview.train.devices import Accelerator, Precision, agree_on_checkpoint, grad_scaler, launch_once, make_fabric
 from mixview.train.engine import Engine
@@ -70,7 +86,7 @@ class Pretraining:
     """Labelled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
     validation_split: str | None = None
     """The part of these images, or, where none are given, of the data, that the k-NN accuracy is of."""
-    augment: str | None = None
+    augment: Annotated[str, ROOM] | None = None
     """The augmentation by name; by default the method's own (its small variant for small images)."""
     smallest_crop: Annotated[float, MoreThan(0), AtMost(1)] | None = None
     """The smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
@@ -90,7 +106,7 @@ class Pretraining:
     head: Head = field(default_factory=Head)
     """What the method adds to the encoder."""
 
-    epochs: Count = 100
+    epochs: Epochs = 100
     """Passes over the images."""
     batch: Annotated[int, AtLeast(2)] | Literal["auto"] = 256
     """Images a step, over all devices together; auto finds the largest that fits in the memory of one device."""
@@ -117,7 +133,7 @@ class Pretraining:
     """Memory format of images and networks: faster for convolutions on CPUs and tensor cores."""
     compile: bool = False
     """Compile the networks with torch.compile."""
-    workers: NonNegative | None = None
+    workers: Workers | None = None
     """Processes a device that read and augment; by default its share of the cores, less one."""
 
     augment_on: Literal["cpu", "device"] = "cpu"
@@ -125,7 +141,7 @@ class Pretraining:
 
     watch: Watch = field(default_factory=Watch)
     """How often the run looks at itself, and what it keeps."""
-    max_time: str | None = None
+    max_time: str | Positive | None = None
     """Stop in good order after this time: 45m, 1h30m, 2d."""
     resume: bool = False
     """Go on with the run in `out`, bit for bit; a larger `epochs` extends it."""
@@ -140,8 +156,9 @@ class Pretraining:
 
     def run_alone(self) -> Path:
         """`run`, when nothing else trains in this process."""
-        if self.out.startswith("~"):  # from a file: of what is typed, shell and command line have made a path
-            return replace(self, out=str(Path(self.out).expanduser())).run_alone()
+        out = os.fspath(self.out)
+        if out.startswith("~") or out is not self.out:  # from a file: what is typed, the command line has expanded
+            return replace(self, out=str(Path(out).expanduser())).run_alone()
         if self.data is None:
             raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
         if self.exact_batch and (self.method not in ("simclr", "imix") or self.objective == "unmix"):
@@ -149,6 +166,8 @@ class Pretraining:
                 f"--exact_batch is for simclr and imix, whose negatives are the batch, not for {self.method} under "
                 f"{self.objective}"
             )
+        if Path(self.data).is_dir() and Path(self.out).resolve() == Path(self.data).resolve():
+            raise ValueError(f"--out is the folder of the images, {self.data}: give a folder in it, such as runs/first")
         seconds_of(self.max_time)
         schedule_factor(self.optimizer, 0, self.epochs)
         options: dict[str, Any] = {**(self.data_options or {})}
@@ -432,7 +451,7 @@ def resume(out: str | Path, *, trust: bool = False, **changes: Any) -> Path:
     known = {each.name for each in fields(Pretraining)}
     stored = {name: value for name, value in RunFolder.open(out).config.items() if name in known}
     if "backbone" not in changes:
-        backbones.require_consent(stored.get("backbone"), str(Path(out) / "config.yaml"), trust)
+        backbones.require_consent(stored, str(Path(out) / "config.yaml"), trust)
     settings: dict[str, Any] = {"out": str(out), "resume": True} | changes
     return replace(from_plain(stored), **settings).run()
 
@@ -444,14 +463,16 @@ def from_plain(settings: dict[str, Any]) -> Pretraining:
     known[""] = [each.name for each in fields(Pretraining)]
     for name in groups:
         if not isinstance(settings.get(name, {}), dict):
-            raise ValueError(f"{name} must be a group of settings such as {known[name][0]}, got {settings[name]!r}")
+            raise ValueError(
+                f"{name} must be a group of settings such as {known[name][0]}, got {brief(settings[name])}"
+            )
     given = {"": list(settings)} | {name: list(settings.get(name, {})) for name in groups}
     for group, names in given.items():
         for name in names:
             if name not in known[group]:
-                close = difflib.get_close_matches(name, known[group], n=1)
+                close = difflib.get_close_matches(str(name)[:MAX_SHOWN], known[group], n=1)
                 hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[group])}"
-                raise ValueError(f"there is no setting {f'{group}.' if group else ''}{name}: {hint}")
+                raise ValueError(f"there is no setting {f'{group}.' if group else ''}{str(name)[:MAX_SHOWN]}: {hint}")
     return Pretraining(
         **{name: groups[name](**tuples(value)) if name in groups else value for name, value in settings.items()}
     )

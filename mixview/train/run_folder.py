@@ -142,7 +142,7 @@ class RunFolder:
             what = "does not exist" if not path.exists() else "is not a run of mixview: it has no config.yaml"
             raise RunFolderError(f"{path} {what}; name the --out of an earlier run, or start one without --resume")
         try:
-            config = read_yaml(path / "config.yaml")
+            config = read_yaml(path / "config.yaml", consent="drop")
             data = read_dict(path / "data.json", Data)
             environment = read_dict(path / "environment.json", Environment)
         except RecordError as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from mixview.backbones import Backbone
 from mixview.either import Either
@@ -25,11 +25,14 @@ from mixview.mixing import CutMix, Mixer, Mixup, Partner
 from mixview.nn import MLP, split_batch_norm
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 from mixview.options import (
+    AtLeast,
+    AtMost,
     Count,
     NonNegative,
     NonNegativeFloat,
     Positive,
     Share,
+    Width,
     allows,
     check_options,
     describe,
@@ -104,12 +107,12 @@ class Head:
     """Of the contrastive losses: SimCLR 0.1, MoCo v1 0.07, v2 and relatives 0.2; of SwAV's softmax 0.1."""
     momentum: Share | None = None
     """Of the momentum encoder: MoCo 0.999, BYOL 0.996; 0.99 in runs of less than 20,000 steps."""
-    queue_size: NonNegative | None = None
+    queue_size: Annotated[int, AtLeast(0), AtMost(1 << 30)] | None = None
     """Of MoCo: 65,536, or half of the images where there are fewer. Of SwAV, for batches smaller than the prototypes:
     none; 3,840 as published for batches of 256."""
-    hidden: Count | None = None
+    hidden: Width | None = None
     """Width of the hidden layers: SimCLR and MoCo v2 that of the encoder, BYOL 4096, SimSiam and SwAV 2048."""
-    dim: Count | None = None
+    dim: Width | None = None
     """Width of projections: SimCLR, MoCo and SwAV 128, BYOL 256, SimSiam 2048."""
     symmetric: bool = True
     """SimCLR: anchors from both views; False takes them from the first only, at half the cost of BSIM."""
@@ -123,7 +126,7 @@ class Head:
     """MoCHi: mixtures of two of these, and mixtures of one with the query; as many as these, and an eighth."""
     synthetic_from: Share | None = None
     """MoCHi: the share of training after which there are any; 0."""
-    prototypes: Count | None = None
+    prototypes: Width | None = None
     """SwAV: how many; 3000, or as many as there are images in a smaller batch and its queue."""
     freeze_prototypes: NonNegativeFloat | None = None
     """SwAV: epochs at the start in which the prototypes do not learn; 1 as published, 0 for none."""

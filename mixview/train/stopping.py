@@ -16,8 +16,10 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def seconds_of(limit: str | float | None) -> float | None:
     """Seconds of a time limit such as 90, "45m", "1h30m" or "2d"."""
-    if limit is None or isinstance(limit, int | float):
-        return None if limit is None else float(limit)
+    if limit is None:
+        return None
+    if isinstance(limit, int | float):
+        limit = f"{limit:f}"
     total, number = 0.0, ""
     for character in limit.strip().lower().replace(" ", ""):
         if character in UNITS and number:
@@ -27,7 +29,10 @@ def seconds_of(limit: str | float | None) -> float | None:
             number += character
         else:
             raise ValueError(f"a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got {limit!r}")
-    return total + (float(number) if number else 0.0)
+    total += float(number) if number else 0.0
+    if not total:
+        raise ValueError(f"a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got {limit!r}")
+    return total
 
 
 received: int | None = None

@@ -196,14 +196,16 @@ class Watcher:
         network = self.method.online
         training = network.training
         network.eval()
-        with torch.no_grad():
-            first, second = (self.encode(network, view) for view in self.views)
-            mixed = None if self.mixture is None else self.encode(network, self.mixture(self.views[0]))
-            diagnostics = diagnose(first, second, mixed=mixed, mixture=self.mixture)
-            metrics = diagnostics.items()
-            if self.held is not None:
-                metrics["knn"] = self.ask(network.encoder, self.held)
-        network.train(training)
+        try:
+            with torch.no_grad():
+                first, second = (self.encode(network, view) for view in self.views)
+                mixed = None if self.mixture is None else self.encode(network, self.mixture(self.views[0]))
+                diagnostics = diagnose(first, second, mixed=mixed, mixture=self.mixture)
+                metrics = diagnostics.items()
+                if self.held is not None:
+                    metrics["knn"] = self.ask(network.encoder, self.held)
+        finally:
+            network.train(training)
         return metrics, verdict(diagnostics, min(first.shape))
 
     def ask(self, encoder: nn.Module, held: Held) -> float:

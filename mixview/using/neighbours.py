@@ -21,7 +21,7 @@ from mixview.csv_files import write_rows
 from mixview.data.files import is_image_name, read_file
 from mixview.data.loading import to_tensor
 from mixview.data.opening import open_source
-from mixview.data.picture import Row, contact_sheet, to_rgb
+from mixview.data.picture import Row, contact_sheet, picture_format, to_rgb
 from mixview.data.reading import Reader, decoder_for
 from mixview.data.source import Pixels, Source
 from mixview.evaluate.features import Staged, extract, launched, pick_device
@@ -159,7 +159,7 @@ class Looking(Embedding):
         rows = draw_rows(found, embedded, pictures)
         if rows:
             with atomic_write(out) as file:
-                contact_sheet(rows).save(file, format=out.suffix[1:].upper().replace("JPG", "JPEG"))
+                contact_sheet(rows).save(file, format=picture_format(out))
         say(f"{len(embedded.features.kept)} images of {embedded.subject.name}; {words}")
         print_findings(found, embedded.source)
         if "duplicates" in self.what and not any(each.what == "duplicates" for each in found):

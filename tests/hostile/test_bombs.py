@@ -296,7 +296,7 @@ def test_idx_files(content: str, name: str, box: Sandbox) -> None:
         case "negative":
             path.write_bytes(head + b"\xff" * 12)
         case "short":
-            path.write_bytes(path.read_bytes()[:20])
+            path.write_bytes(path.read_bytes()[:-1])
         case "dimensions":
             path.write_bytes(b"\x00\x00\x08\xff" + path.read_bytes()[4:])
         case "empty":

@@ -344,6 +344,27 @@ def test_a_backbone_that_an_encoder_file_names(command: str, box: Sandbox) -> No
     outcome.refused("trust")
 
 
+@pytest.mark.parametrize("key", ["encoder", "backbone"])
+@pytest.mark.parametrize("command", ["embed", "knn", "pretrain", "study"])
+def test_code_that_any_file_names(command: str, key: str, box: Sandbox) -> None:
+    """Also where a backbone is typed before the file that names another."""
+    plant_module(box, "planted")
+    box.write("settings.yaml", {key: "planted:make"})
+    match command:
+        case "embed":
+            line = ("embed", "--config", "settings.yaml", "--data", "scenes", "--out", "out/a.npy", *SMALL)
+        case "knn":
+            line = ("evaluate", "knn", "--config", "settings.yaml", "--data", "scenes", *SMALL)
+        case "pretrain":
+            line = (*PRETRAIN, "--out", "out", "--backbone", "small", "--config", "settings.yaml")
+        case _:
+            box.write("study.yaml", {"settings": {"data": "scenes"}, "methods": {"x": {key: "planted:make"}}})
+            line = ("study", "run", "study.yaml", "--out", "out")
+    outcome = box.run(*line)
+    outcome.refused()
+    assert "planted:make" in outcome.stderr or key == "encoder"
+
+
 @pytest.mark.parametrize("name", ["torch", "yaml", "json", "numba", "timm", "wandb", "sitecustomize", "mixview_plugin"])
 def test_modules_in_the_working_folder_are_not_imported(name: str, box: Sandbox) -> None:
     """Neither for a command that works, nor for one that names an unknown model."""

@@ -100,7 +100,9 @@ def keys_of(finished: str) -> list[str]:
     }[finished]
 
 
+SOUND = [("config.yaml", "data_options", "null")]  # all 5,000 scenes, which take a while to draw
 VALUES = [(name, key, odd) for name in FILES[:5] for key in keys_of(name) for odd in ODD]
+VALUES = [case for case in VALUES if case not in SOUND]
 CHOSEN = dict.fromkeys(VALUES[::13])
 
 

@@ -272,12 +272,13 @@ def test_a_wrong_resume_changes_nothing(change: dict[str, Any], sentence: str, w
 def test_a_look_that_fails_is_reported_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: Watcher) -> None:
+    def fail(self: Watcher, *_: object) -> None:
         raise IndexError("Target -1 is out of bounds.")
 
-    monkeypatch.setattr(Watcher, "look", fail)
+    whole = mixview.pretrain(**tiny(tmp_path / "whole"))
+    monkeypatch.setattr(Watcher, "ask", fail)  # in the middle of a look, which must leave no trace in the network
     out = mixview.pretrain(**tiny(tmp_path / "run", {"look_every": 1}))
-    assert RunFolder.open(out).status["state"] == "finished"
+    assert_same_runs(whole, out)
     said = " ".join(capsys.readouterr().err.split())
     assert "The look after step 4 failed, and training goes on: IndexError: Target -1 is out of bounds." in said
 
@@ -374,3 +375,13 @@ def test_a_backbone_that_a_file_names_needs_consent(
     assert "names the backbone 'tests.train.running:backbone'" in capsys.readouterr().err
     main(["pretrain", "--resume", "--out", str(out), "--epochs", "3", "--trust"])
     assert RunFolder.open(out).status["step"] == 12
+
+
+def test_the_folder_of_the_images_is_not_that_of_the_run(tmp_path: Path) -> None:
+    write_classes(tmp_path / "photos", {"cat": 10, "dog": 10})
+    with pytest.raises(ValueError, match="--out is the folder of the images"):
+        mixview.pretrain(**tiny(tmp_path / "photos", data=str(tmp_path / "photos"), data_options=None))
+
+
+def test_a_path_is_a_folder_too(tmp_path: Path) -> None:
+    assert mixview.pretrain(**(tiny("") | {"out": tmp_path / "run", "epochs": 1, "max_time": 90})) == tmp_path / "run"

@@ -111,7 +111,7 @@ def cost(
     if opened:
         setups = [setup_of(run) for run in opened]
         for run in opened:
-            backbones.require_consent(run.config.get("backbone"), str(run.path / "config.yaml"), trust)
+            backbones.require_consent({"backbone": run.config.get("backbone")}, str(run.path / "config.yaml"), trust)
     else:
         setups = [Setup(method, backbone, batch, size) for method in methods or ["mocov2", "byol", "swav"]]
     setups = list(dict.fromkeys(setups))
