@@ -29,7 +29,7 @@ class AtLeast:
         return value >= self.limit
 
     def __str__(self) -> str:
-        return f"at least {self.limit:g}"
+        return f"at least {self.limit}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MoreThan:
         return value > self.limit
 
     def __str__(self) -> str:
-        return f"more than {self.limit:g}"
+        return f"more than {self.limit}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class AtMost:
         return value <= self.limit
 
     def __str__(self) -> str:
-        return f"at most {self.limit:g}"
+        return f"at most {self.limit}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LessThan:
         return value < self.limit
 
     def __str__(self) -> str:
-        return f"less than {self.limit:g}"
+        return f"less than {self.limit}"
 
 
 MAX_SIDE = 4096

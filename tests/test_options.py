@@ -20,7 +20,7 @@ from tests.train.running import tiny
         (Mixing, {"share": 1.5}, "--mixing.share must be a number, at least 0 and at most 1, got 1.5"),
         (Mixing, {"ramp": (0.1,)}, "--mixing.ramp must be a list of 2, each a number"),
         (Head, {"temperature": 0}, "--head.temperature must be a number, more than 0, got 0"),
-        (Head, {"dim": 2.5}, "--head.dim must be a whole number, at least 1, got 2.5"),
+        (Head, {"dim": 2.5}, "--head.dim must be a whole number, at least 1 and at most 1048576, got 2.5"),
         (Watch, {"images": 0}, "--watch.images must be a whole number, at least 4, got 0"),
         (Watch, {"log_every": 0}, "--watch.log_every must be a whole number, at least 1, got 0"),
         (Pretraining, {"augment_on": "gpu"}, "--augment_on must be cpu or device, got 'gpu'"),

@@ -19,7 +19,7 @@ def seconds_of(limit: str | float | None) -> float | None:
     if limit is None:
         return None
     if isinstance(limit, int | float):
-        limit = f"{limit:f}"
+        return float(limit)
     total, number = 0.0, ""
     for character in limit.strip().lower().replace(" ", ""):
         if character in UNITS and number:
@@ -29,10 +29,9 @@ def seconds_of(limit: str | float | None) -> float | None:
             number += character
         else:
             raise ValueError(f"a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got {limit!r}")
-    total += float(number) if number else 0.0
-    if not total:
+    if not limit.strip():
         raise ValueError(f"a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got {limit!r}")
-    return total
+    return total + (float(number) if number else 0.0)
 
 
 received: int | None = None

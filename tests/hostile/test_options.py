@@ -114,7 +114,6 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--max_time", "soon"),
     ("--max_time", "-1h"),
     ("--max_time", ""),
-    ("--max_time", "0"),
     ("--backbone", ""),
     ("--backbone", "resnet5000"),
     ("--backbone", "../x"),
