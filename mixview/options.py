@@ -1,12 +1,10 @@
 """What an option may be, declared by its type and checked wherever it comes from: command line, file or Python.
 
-@dataclass(frozen=True)
-class Crop:
-    scale: Annotated[float, MoreThan(0), AtMost(1)] = 0.2
+    scale: Annotated[float, MoreThan(0), AtMost(1)] = 0.2     # in a dataclass
     mode: Literal["random", "center"] = "random"
+    check_options(self, "crop")                               # in its __post_init__
 
-    def __post_init__(self) -> None:
-        check_options(self, "crop")           # --crop.mode must be random or center, got 'centre': did you mean …
+--crop.mode must be random or center, got 'centre': did you mean center?
 """
 
 import difflib

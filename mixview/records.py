@@ -33,7 +33,7 @@ Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
-Kind = TypeVar("Kind")
+T = TypeVar("T")
 
 
 class Status(TypedDict):
@@ -162,12 +162,12 @@ def read_dict(path: Path, kind: Any) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path, kind: type[Kind]) -> Kind:
+def read_json(path: Path, kind: type[T]) -> T:
     """The content of a JSON file as a `kind`: a dataclass, or a type such as dict[str, float]."""
     return fit(path, parse(path, read_text(path)), kind)
 
 
-def read_versioned(path: Path, kind: type[Kind], version: int) -> Kind:
+def read_versioned(path: Path, kind: type[T], version: int) -> T:
     """The content of a JSON file that says the version of its format, which must not be a later one."""
     content = parse(path, read_text(path))
     found = content.get("version") if isinstance(content, dict) else None
@@ -211,7 +211,7 @@ def parse(path: Path, text: str) -> Any:
     return value
 
 
-def fit(path: Path, value: Any, kind: type[Kind]) -> Kind:
+def fit(path: Path, value: Any, kind: type[T]) -> T:
     """The value as a `kind`."""
     try:
         return msgspec.convert(value, kind)

@@ -195,15 +195,18 @@ class WorkerDied(RuntimeError):
     """A process that reads images ended: the message says what to do about it."""
 
 
-def explain_lost_worker(error: RuntimeError) -> WorkerDied | None:
+def explain_lost_worker(error: BaseException) -> WorkerDied | None:
     """What torch says when a worker has died, in one sentence; None for any other error.
 
-    torch raises it wherever the main process is at that moment, in the middle of a training step as well.
+    torch raises it wherever the main process is at that moment, in the middle of a training step as well, or while a
+    checkpoint is written, which then fails in its turn.
     """
     found = re.match(
         r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error)
     )
-    return found and WorkerDied(
+    if found is None:
+        return None if error.__context__ is None else explain_lost_worker(error.__context__)
+    return WorkerDied(
         f"a process that reads images died ({found[2]}, process {found[1]}): if memory is short, use fewer --workers; "
         "--workers 0 reads without such processes"
     )

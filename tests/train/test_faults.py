@@ -254,7 +254,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(whole: Path, tmp_pat
     [
         ({"seed": 5}, "seed was 0"),
         ({"epochs": 1}, "has done 2 epochs already"),
-        ({"workers": -1}, "--workers must be a whole number, at least 0, got -1"),
+        ({"workers": -1}, "--workers must be a whole number, at least 0 and at most 1024, got -1"),
         ({"devices": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),
         ({"epochs": 3, "data": "absent"}, "neither a path nor a source"),
         ({"epochs": 3, "max_time": "soon"}, "a time limit"),
