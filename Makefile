@@ -44,6 +44,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step.py
@@ -57,7 +58,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/detection.py
 	$(BIN)/python benchmarks/detection_photographs.py
-	$(BIN)/python benchmarks/detection_by_heart.py
+	$(BIN)/python benchmarks/detection_overfit.py
 
 clean:
 	rm -rf .venv demo build dist docs/_build docs/generated *.egg-info

@@ -1,9 +1,10 @@
-"""A picture of views made in three ways of the same draws: torchvision's functions, the fused kernel, and the device's.
+"""A picture of views that the three backends make from the same parameters.
+
 
     python benchmarks/augmentation_grid.py [--data FOLDER] [--augment byol] [--device cpu] [--out grid.png]
 
 Rows: the images, the two views by each of the three, and the differences from torchvision's, fifty times enlarged. To
-be looked at: the rows of a view must look the same, and the differences grey. The largest difference is printed.
+be looked at: the rows of a view must look the same, and the differences gray. The largest difference is printed.
 """
 
 import argparse
@@ -15,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixview.data import batched, fused
-from mixview.data.augmentation import named, names, view_seed, views
-from mixview.data.loading import to_tensor
-from mixview.data.opening import open_source
-from mixview.data.picture import Row, contact_sheet
-from mixview.data.reading import Reader
-from mixview.data.source import Pixels
+from mixview.data.augment import numba_backend, torch_backend
+from mixview.data.augment.policies import load_policy, names
+from mixview.data.augment.reference import make_views
+from mixview.data.contact_sheet import Row, contact_sheet
+from mixview.data.dataset import ImageDataset
+from mixview.data.loader import to_tensor
+from mixview.data.sources.base import Pixels
+from mixview.data.sources.registry import open_dataset
+from mixview.rng import seed_from
 
 ENLARGED = 50
 
@@ -40,22 +43,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("grid.png"))
     options = parser.parse_args()
-    reader = Reader(open_source(options.data))
+    reader = ImageDataset(open_dataset(options.data))
     readings = [reader[index] for index in np.linspace(0, len(reader) - 1, options.count).astype(int).tolist()]
     images = [reading.pixels for reading in readings]
-    first, second = (replace(one, normalise=None) for one in named(options.augment))
-    pair, seed = (first, second), options.seed
-    parcel = batched.pack(images, [view_seed(seed, 0, n) for n in range(len(images))], range(len(images)), pair)
-    reference = [views(to_tensor(image), seed, 0, n, pair) for n, image in enumerate(images)]
-    native = [fused.views(image, seed, 0, n, pair) for n, image in enumerate(images)]
-    device = list(zip(*(view.cpu() for view in batched.unpack(parcel, pair, options.device)), strict=True))
+    policy = tuple(replace(view, normalize=None) for view in load_policy(options.augment))
+    seed = options.seed
+    seeds = [seed_from("views", seed, 0, n) for n in range(len(images))]
+    batch = torch_backend.pack_raw_batch(images, seeds, range(len(images)), policy)
+    reference = [make_views(to_tensor(image), seed, 0, n, policy) for n, image in enumerate(images)]
+    native = [numba_backend.make_views(image, seed, 0, n, policy) for n, image in enumerate(images)]
+    device = list(zip(*(view.cpu() for view in torch_backend.make_views(batch, policy, options.device)), strict=True))
     names_of = [str(reader.source.name(reading.index)) for reading in readings]
     rows = [Row(f"{options.augment}: images", images, names_of)]
     blank = [""] * len(images)
-    for view in range(2):
+    for view in range(len(policy)):
         made = {
             "torchvision's functions": reference,
-            "the fused kernel": native,
+            "the native kernel": native,
             f"the device ({options.device})": device,
         }
         for way, pairs in made.items():

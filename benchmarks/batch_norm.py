@@ -1,4 +1,4 @@
-"""Are encoders that saw mixtures judged by the wrong batch-norm statistics? Recounts them on unmixed views.
+"""Are encoders that saw mixtures evaluated with the wrong batch-norm statistics? Recounts them on unmixed views.
 
     MIXVIEW_DATA=… mixview study collapse --out study --keep-runs
     MIXVIEW_DATA=… python benchmarks/batch_norm.py runs/study/collapse/*/
@@ -15,32 +15,34 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mixview.data.augmentation import named
-from mixview.data.decoding import Decoder
-from mixview.data.loading import Batches, view_loader
-from mixview.data.opening import open_source
-from mixview.data.reading import MODES, Reader
-from mixview.evaluate.judging import Evaluation, Knn, Linear
-from mixview.export import load_encoder, save_encoder
-from mixview.train.run_folder import RunFolder, is_run
+from mixview.data.augment.policies import load_policy
+from mixview.data.dataset import MODES, ImageDataset
+from mixview.data.decode import Decoder
+from mixview.data.loader import EpochSampler, view_loader
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders.encoder_file import load_encoder, save_encoder
+from mixview.evaluate.base import Protocol
+from mixview.evaluate.knn import KNN
+from mixview.evaluate.linear import Linear
+from mixview.runs.run_directory import RunDirectory, is_run
 
-LABELLED = {"data": "cifar10", "train": "train[:5000]", "test": "train[15000:20000]"}
+LABELED = {"data": "cifar10", "train": "train[:5000]", "test": "train[15000:20000]"}
 
 
 def recount(encoder: nn.Module, run: Path) -> float:
     """Count the statistics over one epoch of the run's plain views. Returns how far means moved, in deviations."""
-    config = RunFolder.open(run).config
-    source = open_source(config["data"], config["split"], **(config["data_options"] or {}))
-    reader = Reader(source, Decoder(MODES.get(config["channels"], "stored")))
+    config = RunDirectory.open(run).config
+    source = open_dataset(config["data"], config["split"], **(config["data_options"] or {}))
+    reader = ImageDataset(source, Decoder(MODES.get(config["channels"], "stored")))
     norms = [module for module in encoder.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the mean over all batches
     encoder.train()
-    augmentations = named(config["augment"], config["size"], config["smallest_crop"])
+    policy = load_policy(config["augment"], config["size"], config["min_crop_scale"])
     with torch.no_grad():
-        for first, second, _ in view_loader(reader, augmentations, Batches(len(reader), config["batch"], 0, 0, 1)):
+        for (first, second), _ in view_loader(reader, policy, EpochSampler(len(reader), config["batch_size"], 0, 0, 1)):
             encoder(first)
             encoder(second)
     encoder.eval()
@@ -50,11 +52,11 @@ def recount(encoder: nn.Module, run: Path) -> float:
     return float(torch.stack(moved).mean())
 
 
-def judge(encoder: Path, seed: int) -> tuple[float, float]:
-    """20-NN and linear accuracy on the validation split, in per cent, as the study judges a run of this seed."""
-    protocols: list[Evaluation] = [
-        Knn(encoder=str(encoder), k=20, seed=seed, workers=0, **LABELLED),
-        Linear(encoder=str(encoder), fast=True, seed=seed, workers=0, **LABELLED),
+def evaluate(encoder: Path, seed: int) -> tuple[float, float]:
+    """20-NN and linear accuracy on the validation split, in percent, as the study evaluates a run of this seed."""
+    protocols: list[Protocol] = [
+        KNN(encoder=str(encoder), k=20, seed=seed, workers=0, **LABELED),
+        Linear(encoder=str(encoder), fast=True, seed=seed, workers=0, **LABELED),
     ]
     case = protocols[0].open()
     knn, linear = (protocol.result(case).metrics["top-1"] for protocol in protocols)
@@ -71,13 +73,13 @@ def main() -> None:
         if not is_run(run):
             continue
         encoder, header = load_encoder(run)
-        seed = int(RunFolder.open(run).config["seed"])
-        before = judge(run / "encoder.safetensors", seed)
+        seed = int(RunDirectory.open(run).config["seed"])
+        before = evaluate(run / "encoder.safetensors", seed)
         moved = recount(encoder, run)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "encoder.safetensors"
             save_encoder(path, encoder, header["spec"], header["metadata"])
-            after = judge(path, seed)
+            after = evaluate(path, seed)
         figures = " | ".join(f"{old:.1f} | {new:.1f}" for old, new in zip(before, after, strict=True))
         print(f"| {run.name} | {figures} | {moved:.3f} |", flush=True)
 

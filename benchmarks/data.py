@@ -28,11 +28,12 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from mixview.data import batched, fused
-from mixview.data.augmentation import Augmentation, named, view_seed
-from mixview.data.decoding import Decoder
-from mixview.data.loading import Views
-from mixview.data.scenes import Scenes
+from mixview.data.augment import numba_backend, torch_backend
+from mixview.data.augment.policies import Augmentation, load_policy
+from mixview.data.decode import Decoder
+from mixview.data.loader import ViewDataset
+from mixview.data.synthetic.scenes import Scenes
+from mixview.rng import seed_from
 
 Candidate = Callable[[int], object]
 """Makes the two views of an image by number."""
@@ -54,15 +55,15 @@ def moco_pipeline(augment: Augmentation) -> Callable[[Image.Image], Tensor]:
     assert augment.jitter is not None
     assert augment.blur is not None
     j = augment.jitter
-    solarise = [v1.RandomSolarize(128, augment.solarise)] if augment.solarise else []
+    solarize = [v1.RandomSolarize(128, augment.solarize)] if augment.solarize else []
     mode = v1.InterpolationMode(augment.crop.interpolation)
     return v1.Compose(
         [
             v1.RandomResizedCrop(augment.crop.size, scale=augment.crop.scale, interpolation=mode),
             v1.RandomApply([v1.ColorJitter(j.brightness, j.contrast, j.saturation, j.hue)], p=j.p),
-            v1.RandomGrayscale(p=augment.grey),
+            v1.RandomGrayscale(p=augment.grayscale),
             v1.RandomApply([PillowBlur()], p=augment.blur.p),
-            *solarise,
+            *solarize,
             v1.RandomHorizontalFlip(),
             v1.ToTensor(),
             v1.Normalize(mean=MEAN, std=STD),
@@ -75,7 +76,7 @@ def v2_pipeline(augment: Augmentation) -> Callable[[Tensor], Tensor]:
     assert augment.jitter is not None
     assert augment.blur is not None
     j, kernel = augment.jitter, augment.blur.width(augment.crop.size)
-    solarise = [v2.RandomSolarize(0.5, augment.solarise)] if augment.solarise else []
+    solarize = [v2.RandomSolarize(0.5, augment.solarize)] if augment.solarize else []
     mode = v2.InterpolationMode(augment.crop.interpolation)
     return v2.Compose(
         [
@@ -83,9 +84,9 @@ def v2_pipeline(augment: Augmentation) -> Callable[[Tensor], Tensor]:
             v2.RandomHorizontalFlip(),
             v2.ToDtype(torch.float32, scale=True),
             v2.RandomApply([v2.ColorJitter(j.brightness, j.contrast, j.saturation, j.hue)], p=j.p),
-            v2.RandomGrayscale(p=augment.grey),
+            v2.RandomGrayscale(p=augment.grayscale),
             v2.RandomApply([v2.GaussianBlur(kernel, augment.blur.sigma)], p=augment.blur.p),
-            *solarise,
+            *solarize,
             v2.Normalize(MEAN, STD),
         ]
     )
@@ -97,7 +98,7 @@ def pillow(data: bytes) -> Image.Image:
 
 
 def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
-    pair = named(name)
+    pair = load_policy(name)
     decoder, lightly = Decoder(), transform_of(name, 224)
     moco = [moco_pipeline(one) for one in pair]
     tensors = [v2_pipeline(one) for one in pair]
@@ -105,7 +106,7 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
 
     def ours(index: int) -> object:
         epochs[index] += 1
-        return fused.views(decoder(files[index]), 0, epochs[index], index, pair)
+        return numba_backend.make_views(decoder(files[index]), 0, epochs[index], index, pair)
 
     def lightly_views(index: int) -> object:
         return lightly(pillow(files[index]))
@@ -120,7 +121,8 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
 
     def for_the_device(index: int) -> object:
         epochs[index] += 1
-        return batched.pack([decoder(files[index])], [view_seed(0, epochs[index], index)], [index], pair)
+        seeds = [seed_from("views", 0, epochs[index], index)]
+        return torch_backend.pack_raw_batch([decoder(files[index])], seeds, [index], pair)
 
     return {
         "ours": ours,
@@ -136,9 +138,9 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
 def union_share(name: str, files: Sequence[bytes]) -> float:
     """How much of an image the smallest rectangle around both crops holds, on average."""
     images = [Decoder()(data) for data in files]
-    seeds = [view_seed(0, 0, index) for index in range(len(files))]
-    parcel = batched.pack(images, seeds, range(len(images)), named(name))
-    return len(parcel.pixels) / sum(image.shape[0] * image.shape[1] for image in images)
+    seeds = [seed_from("views", 0, 0, index) for index in range(len(files))]
+    batch = torch_backend.pack_raw_batch(images, seeds, range(len(images)), load_policy(name))
+    return len(batch.pixels) / sum(image.shape[0] * image.shape[1] for image in images)
 
 
 def table(title: str, candidates: dict[str, Callable[[], object]], images: int, rounds: int, threads: int) -> None:
@@ -163,7 +165,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["mocov2", "simclr", "byol", "small"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    fused.prepare()
+    numba_backend.prepare()
     paths = sorted(path for path in options.photos.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     files = [path.read_bytes() for path in paths[: options.images]]
     if files:
@@ -203,21 +205,21 @@ def small(count: int, rounds: int, threads: int, every: Any, pool: ThreadPoolExe
             return Row(pixels[index], index)
 
     for name in ("simclr-small", "mocov2-small", "byol-small"):
-        pair, lightly = named(name), transform_of(name.removesuffix("-small"), 32)
+        pair, lightly = load_policy(name), transform_of(name.removesuffix("-small"), 32)
         epochs = iter(range(1_000_000))
-        loaded = Views(Direct(), pair)
+        loaded = ViewDataset(Direct(), pair)
         parts = np.array_split(np.arange(count), threads)
 
         def batch(part: Any, epoch: int, pair: Any = pair) -> None:
-            seeds = [view_seed(0, epoch, index) for index in part.tolist()]
+            seeds = [seed_from("views", 0, epoch, index) for index in part.tolist()]
             out = torch.empty(len(part), 3, 32, 32), torch.empty(len(part), 3, 32, 32)
-            fused.fill_views(pixels[part[0] : part[-1] + 1], seeds, pair, out)
+            numba_backend.fill_views(pixels[part[0] : part[-1] + 1], seeds, pair, out)
 
         def ours(epochs: Any = epochs, parts: Any = parts, batch: Any = batch) -> None:
             epoch = next(epochs)
             list((map if len(parts) == 1 else pool.map)(lambda part: batch(part, epoch), parts))
 
-        def through(epochs: Any = epochs, loaded: Views = loaded) -> None:
+        def through(epochs: Any = epochs, loaded: ViewDataset = loaded) -> None:
             epoch = next(epochs)
             loaded.__getitems__([(epoch, index) for index in range(count)])
 

@@ -1,10 +1,10 @@
-"""Does pretraining help a detector? Box and mask AP50 against iterations, pretrained and from random initialisation.
+"""Does pretraining help a detector? Box and mask AP50 against iterations, pretrained and from random initialization.
 
     python benchmarks/detection.py [--encoder RUN] [--seeds 3] [--iterations 200] [--jobs 2] [--picture curves.png]
 
 A ResNet-18 is pretrained by SimCLR on single scenes of 64 pixels (or --encoder names a run that was), and fine-tuned
-as a small Mask R-CNN (protocol small-fpn) on scenes of several objects that it has not seen; beside it the same from
-random initialisation. One core a run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
+as a small Mask R-CNN (recipe small-fpn) on scenes of several objects that it has not seen; beside it the same from
+random initialization. One core a run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
 printed, each evaluation being of the same unseen scenes.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from mixview.train.run_folder import read_metrics
+from mixview.runs.run_directory import read_metrics
 
 METRICS = ("AP50", "mask AP50")
 WANTED = 50.0
-COLOURS = {"pretrained": (0, 114, 178), "random": (213, 94, 0)}
+COLORS = {"pretrained": (0, 114, 178), "random": (213, 94, 0)}
 Curve = dict[int, float]
 """Iteration -> per cent."""
 
@@ -43,7 +43,7 @@ def pretrain(out: Path, epochs: int) -> Path:
     """A ResNet-18 with the standard stem, by SimCLR."""
     options = ["--recipe", "small/cpu-simclr", "--objective", "sim", "--backbone", "resnet18", "--stem", "standard"]
     options += ["--size", "64", "--data", "scenes", "--data_options", '{"count": 3000, "size": 64}']
-    options += ["--epochs", str(epochs), "--watch.look_every", "0", "--watch.tensorboard", "false"]
+    options += ["--epochs", str(epochs), "--monitor.eval_every", "0", "--monitor.tensorboard", "false"]
     seconds = call("pretrain", *options, "--out", str(out))
     print(f"pretrained for {epochs} epochs in {seconds / 60:.1f} min", flush=True)
     return out
@@ -53,10 +53,17 @@ def finetune(start: str, encoder: Path, seed: int, options: argparse.Namespace, 
     """One detector; its curves by metric."""
     given = [str(encoder)] if start == "pretrained" else ["random", "--backbone", "resnet18", "--size", "224"]
     data = f'{{"count": 800, "size": {options.size}, "objects": "multiple", "classes": {options.classes}, "seed": 1}}'
-    arguments = ["--data", "scenes", "--data-options", data, "--protocol", "small-fpn", "--seed", str(seed)]
+    arguments = ["--data", "scenes", "--data-options", data, "--recipe", "small-fpn", "--seed", str(seed)]
     arguments += ["--scales.train", f"[{options.size}]", "--scales.test", str(options.size)]
-    arguments += ["--iterations", str(options.iterations), "--questions", str(options.questions), "--precise-bn", "5"]
-    arguments += ["--keeping.evaluate_every", str(options.every), "--keeping.tensorboard", "false"]
+    arguments += [
+        "--iterations",
+        str(options.iterations),
+        "--max_test_images",
+        str(options.questions),
+        "--precise-bn",
+        "5",
+    ]
+    arguments += ["--logging.eval_every", str(options.every), "--logging.tensorboard", "false"]
     call("evaluate", "detection", *given, *arguments, "--out", str(folder / start), "--resume")  # what --keep has
     records = read_metrics(folder / start / "detection" / f"small-fpn-scenes-seed-{seed}")
     return {metric: {r["step"]: r[metric] for r in records if metric in r} for metric in METRICS}
@@ -87,12 +94,12 @@ def draw(curves: dict[str, list[dict[str, Curve]]], path: Path) -> None:
             pen.text((x - 10, y + 6), f"{last * part / 4:g}", (60, 60, 60), font)
         pen.text((left, 8), f"{metric} against iterations", (30, 30, 30), font)
         for row, (start, runs) in enumerate(curves.items()):
-            pen.text((left + 200, 8 + 15 * row), start, COLOURS[start], font)
+            pen.text((left + 200, 8 + 15 * row), start, COLORS[start], font)
             for run in runs:
-                pen.line([place(*point) for point in sorted(run[metric].items())], COLOURS[start], 1)
+                pen.line([place(*point) for point in sorted(run[metric].items())], COLORS[start], 1)
             steps = sorted(runs[0][metric])
             mean = [place(step, statistics.fmean(run[metric][step] for run in runs)) for step in steps]
-            pen.line(mean, COLOURS[start], 4)
+            pen.line(mean, COLORS[start], 4)
     sheet.save(path)
 
 
@@ -103,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=200, help="of 8 images")
     parser.add_argument("--every", type=int, default=40, help="iterations between two evaluations")
-    parser.add_argument("--questions", type=int, default=50, help="unseen scenes that are asked about")
+    parser.add_argument("--max_test_images", type=int, default=50, help="unseen scenes that are asked about")
     parser.add_argument("--size", type=int, default=64, help="of the scenes")
     parser.add_argument("--classes", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
@@ -113,9 +120,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(temporary)
         encoder = options.encoder or pretrain(folder / "pretrained", options.epochs)
-        cells = [(start, seed) for seed in range(options.seeds) for start in COLOURS]
+        cells = [(start, seed) for seed in range(options.seeds) for start in COLORS]
         runs = list(pool.map(lambda cell: finetune(cell[0], encoder, cell[1], options, folder), cells))
-    curves = {start: [run for cell, run in zip(cells, runs, strict=True) if cell[0] == start] for start in COLOURS}
+    curves = {start: [run for cell, run in zip(cells, runs, strict=True) if cell[0] == start] for start in COLORS}
     unseen = f"{options.questions} unseen ones"
     print(f"scenes of {options.size} px, {options.classes} classes, {unseen}; ResNet-18, small-fpn, batch 8")
     for metric in METRICS:

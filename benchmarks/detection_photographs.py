@@ -2,7 +2,7 @@
 
     MIXVIEW_DATA=… python benchmarks/detection_photographs.py [--only voc coco persons] [--out photographs]
 
-voc and coco: the paper's protocols on a ResNet-18 from random initialisation, shorter side 256, batches of 2, a few
+voc and coco: the paper's protocols on a ResNet-18 from random initialization, shorter side 256, batches of 2, a few
 hundred iterations: a check that everything runs, and no measure of quality. persons: the images of COCO that show
 people, people being the only class, as a Mask R-CNN of an FPN: of one class so many iterations teach something that can
 be seen in the picture. One core each; some ten minutes a line.
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mixview.train.run_folder import read_metrics
+from mixview.runs.run_directory import read_metrics
 
 SHOWN = ["--scales.train", "[256]", "--scales.test", "256", "--scales.longest", "480"]
 C4 = ["--model.regions", "32", "--model.proposals", "50", "--model.pooled", "7", "--lr", "0.01"]
@@ -51,12 +51,21 @@ def write_persons(source: Path, folder: Path) -> None:
 
 
 def train(name: str, data: Path, out: Path, iterations: int | None) -> None:
-    """Train and judge one detector, and print what became of it."""
-    protocol, changes, usual = CASES[name]
-    command = [sys.executable, "-m", "mixview.cli", "evaluate", "detection", "random", "--protocol", protocol]
+    """Train and evaluate one detector, and print what became of it."""
+    recipe, changes, usual = CASES[name]
+    command = [sys.executable, "-m", "mixview.cli", "evaluate", "detection", "random", "--recipe", recipe]
     command += ["--backbone", "resnet18", "--size", "224", "--data", str(data), "--out", str(out / name)]
-    command += ["--batch", "2", "--iterations", str(iterations or usual), "--questions", "100", "--precise-bn", "20"]
-    command += [*SHOWN, *changes, "--keeping.log_every", "1", "--keeping.tensorboard", "false", "--workers", "0"]
+    command += [
+        "--batch_size",
+        "2",
+        "--iterations",
+        str(iterations or usual),
+        "--max_test_images",
+        "100",
+        "--precise-bn",
+        "20",
+    ]
+    command += [*SHOWN, *changes, "--logging.log_every", "1", "--logging.tensorboard", "false", "--workers", "0"]
     if subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL).returncode:
         sys.exit(1)
     (picture,) = (out / name).glob("detection/*/detections.png")
@@ -64,7 +73,7 @@ def train(name: str, data: Path, out: Path, iterations: int | None) -> None:
     losses = [each["loss"] for each in records if "loss" in each]
     first, last = statistics.fmean(losses[:MEAN_OF]), statistics.fmean(losses[-MEAN_OF:])
     figures = ", ".join(f"{metric} {records[-1][metric]:.2f}" for metric in PRINTED if metric in records[-1])
-    print(f"{name}: {protocol}, {len(losses)} iterations of 2: loss {first:.2f} → {last:.2f}; {figures}", flush=True)
+    print(f"{name}: {recipe}, {len(losses)} iterations of 2: loss {first:.2f} → {last:.2f}; {figures}", flush=True)
     print(f"  look at {picture}", flush=True)
 
 

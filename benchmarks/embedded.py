@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixview import backbones
-from mixview.data.loading import to_tensor
-from mixview.data.scenes import Scenes
+from mixview.data.loader import to_tensor
+from mixview.data.synthetic.scenes import Scenes
+from mixview.encoders import backbones
+from mixview.encoders.encoder_file import load_encoder
 from mixview.evaluate.knn import knn_accuracy
-from mixview.export import load_encoder
-from mixview.train.run_folder import RunFolder
+from mixview.runs.run_directory import RunDirectory
 
 CLASSES = 10
 SIZE = 32
@@ -38,7 +38,7 @@ def run(method: str, objective: str, seed: int, epochs: int | None, count: int, 
     command += ["--data_options", f'{{"count": {count}}}', "--objective", objective]
     command += ["--seed", str(seed), "--out", str(out), "--workers", "0"]
     command += [] if epochs is None else ["--epochs", str(epochs)]
-    command += ["--watch.look_every", "0", "--watch.estimate", "false"]
+    command += ["--monitor.eval_every", "0", "--monitor.estimate", "false"]
     start = time.monotonic()
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
@@ -56,7 +56,7 @@ def features(encoder: nn.Module, scenes: Scenes, size: int) -> Tensor:
 
 
 def linear_accuracy(train: Tensor, labels: Tensor, test: Tensor, truth: Tensor) -> float:
-    """A ridge classifier on standardised features."""
+    """A ridge classifier on standardized features."""
     mean, std = train.mean(0), train.std(0) + 1e-6
     x, t = (train - mean) / std, (test - mean) / std
     x, t = (torch.cat([part, torch.ones(len(part), 1)], 1).double() for part in (x, t))
@@ -90,7 +90,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         done = pool.map(lambda cell: run(*cell, options.epochs, options.count, Path(folder)), cells)
         for (method, objective, seed), (out, minutes) in zip(cells, done, strict=True):
-            status = RunFolder.open(out).status
+            status = RunDirectory.open(out).status
             about = f"{status['epoch']:g} epochs, {status['step']} steps, {minutes:.0f} min of a core"
             judge(f"{method} {objective} seed {seed}", load_encoder(out)[0], about)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/end_to_end.py [--photos FOLDER] [--workers 1] [--rounds 5] [--seconds 5]
 
-Both sides have the same files, method, backbone, heads, optimiser, batch, workers and threads; views are of 224². Each
+Both sides have the same files, method, backbone, heads, optimizer, batch, workers and threads; views are of 224². Each
 runs its own loop in a process of its own, in turns, as in `benchmarks/pretraining.py`; batches that workers have made
 ready while a side waited are not timed.
 
@@ -20,16 +20,14 @@ from typing import Any, NamedTuple
 import lightly_trainer
 import lightning
 import torch
+from interleaved import Side, Turns, compare, line, report
 from lightly.data import LightlyDataset
 from torch import nn
 from torch.utils.data import DataLoader
-from turns import Side, Turns, compare, line, report
 
-from mixview import backbones
+from mixview.encoders import backbones
 from mixview.train import pretraining
-from mixview.train.optimisers import Optimizer
-from mixview.train.settings import Head
-from mixview.train.watching import Watch
+from mixview.train.config import MonitorConfig, OptimizerConfig
 
 LINKS = 20_000
 """Images of an epoch, so that none ends."""
@@ -46,7 +44,7 @@ def patches(channels: int = 3) -> nn.Module:
     return nn.Sequential(convolution, nn.BatchNorm2d(128), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class Case(NamedTuple):
+class EvalContext(NamedTuple):
     """What both sides train."""
 
     backbone: str
@@ -63,7 +61,7 @@ class Case(NamedTuple):
         return AHEAD * self.workers
 
 
-def mixview_side(case: Case) -> Side:
+def mixview_side(case: EvalContext) -> Side:
     """The command as it is, but for its loader, which waits for its turns."""
 
     def run(turns: Turns, folder: str) -> None:
@@ -77,22 +75,21 @@ def mixview_side(case: Case) -> Side:
         pretraining.pretrain(
             data=case.folder,
             out=f"{folder}/run",
-            method=case.method,
+            method={"name": case.method, "hidden": lightly_trainer.HIDDEN, "dim": lightly_trainer.DIM},
             objective="sim",
             backbone=BACKBONES[case.backbone],
-            batch=case.batch,
+            batch_size=case.batch,
             epochs=1,
             workers=case.workers,
             size=224,
-            head=Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM),
-            optimizer=Optimizer(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
-            watch=Watch(look_every=0, estimate=False),
+            optimizer=OptimizerConfig(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
+            monitor=MonitorConfig(eval_every=0, estimate=False),
         )
 
     return Side(run, (), case.batch, case.ahead)
 
 
-def lightly_side(case: Case) -> Side:
+def lightly_side(case: EvalContext) -> Side:
     """As in lightly's documentation."""
 
     def run(turns: Turns, folder: str) -> None:
@@ -144,7 +141,7 @@ def main() -> None:
         )
         print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU, without workers"))
         for backbone in options.backbones:
-            case = Case(backbone, options.method, folder, options.workers)
+            case = EvalContext(backbone, options.method, folder, options.workers)
             report(backbone, compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds))
 
 

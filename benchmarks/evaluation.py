@@ -21,9 +21,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mixview.data.opening import open_source
-from mixview.evaluate import judging
+from mixview.data.sources.registry import open_dataset
+from mixview.evaluate.base import Protocol
+from mixview.evaluate.knn import KNN
+from mixview.evaluate.linear import Linear
+from mixview.evaluate.low_shot import LowShot
+from mixview.evaluate.probe import Probe
 from mixview.evaluate.results import Result, figure
+from mixview.evaluate.semi_supervised import SemiSupervised
+from mixview.evaluate.supervised import Supervised
+from mixview.evaluate.svm import SVM
 
 SETS = ("imagenette", "voc2007", "scenes")
 
@@ -35,12 +42,21 @@ def source_options(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def pretrain(name: str, seed: int, options: argparse.Namespace) -> Path:
     """One `mixview pretrain` in a process of its own."""
     out = Path(options.folder) / f"{name}-{seed}"
-    images = len(open_source(name, **(source_options(name, options).get("data_options") or {})))
+    images = len(open_dataset(name, **(source_options(name, options).get("data_options") or {})))
     epochs = max(2, round(options.images / images))  # the first is warm-up
     command = [sys.executable, "-m", "mixview.cli", "pretrain", "--recipe", "small/cpu-simclr", "--data", name]
     command += ["--objective", options.objective, "--epochs", str(epochs), "--size", str(options.size)]
-    command += ["--batch", str(min(options.batch, images)), "--seed", str(seed), "--out", str(out), "--workers", "0"]
-    command += ["--watch.look_every", "0", "--watch.estimate", "false", "--watch.tensorboard", "false"]
+    command += [
+        "--batch_size",
+        str(min(options.batch, images)),
+        "--seed",
+        str(seed),
+        "--out",
+        str(out),
+        "--workers",
+        "0",
+    ]
+    command += ["--monitor.eval_every", "0", "--monitor.estimate", "false", "--monitor.tensorboard", "false"]
     if name == "scenes":
         command += ["--data_options", f'{{"count": {options.scenes}}}']
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
@@ -49,23 +65,23 @@ def pretrain(name: str, seed: int, options: argparse.Namespace) -> Path:
     return out
 
 
-def protocols(name: str, common: dict[str, Any], options: argparse.Namespace) -> Iterator[judging.Evaluation]:
-    """What a set is judged by."""
+def protocols(name: str, common: dict[str, Any], options: argparse.Namespace) -> Iterator[Protocol]:
+    """The protocols for a dataset."""
     shots = [k for k in options.shots if k <= 8 or name != "voc2007"]
-    yield judging.Svm(**common)
-    yield judging.LowShot(**common, shots=shots)
+    yield SVM(**common)
+    yield LowShot(**common, shots=shots)
     if name == "voc2007":
         return
-    yield judging.Knn(**common)
-    yield judging.Linear(**common, fast=True)
-    trained = common | {"epochs": options.epochs, "batch": options.trained_batch}
-    yield judging.Linear(**trained)
-    yield judging.Linear(**trained, recipe="byol")
-    yield judging.Probe(**trained)
-    yield judging.Semi(**common)
+    yield KNN(**common)
+    yield Linear(**common, fast=True)
+    trained = common | {"epochs": options.epochs, "batch_size": options.trained_batch}
+    yield Linear(**trained)
+    yield Linear(**trained, schedule="byol")
+    yield Probe(**trained)
+    yield SemiSupervised(**common)
 
 
-def judge(name: str, encoder: str, seed: int, options: argparse.Namespace) -> list[Result]:
+def evaluate(name: str, encoder: str, seed: int, options: argparse.Namespace) -> list[Result]:
     """All protocols; the encoder and the images are opened once."""
     common: dict[str, Any] = {
         "encoder": encoder,
@@ -76,16 +92,16 @@ def judge(name: str, encoder: str, seed: int, options: argparse.Namespace) -> li
         "workers": options.workers,
         **source_options(name, options),
     }
-    case = judging.Knn(**common).open()
-    for warning in case.warnings:
+    context = KNN(**common).open()
+    for warning in context.warnings:
         print(f"warning: {warning}")
-    return [protocol.result(case) for protocol in protocols(name, common, options)]
+    return [protocol.result(context) for protocol in protocols(name, common, options)]
 
 
 def label(result: Result) -> str:
     """The protocol, and which of several of a kind."""
     if result.protocol == "linear":
-        return "linear, fast" if result.settings["fast"] else f"linear, {result.settings['recipe']}"
+        return "linear, fast" if result.settings["fast"] else f"linear, {result.settings['schedule']}"
     return result.protocol
 
 
@@ -110,11 +126,11 @@ def supervised(name: str, options: argparse.Namespace) -> None:
     for seed in range(options.seeds):
         common: dict[str, Any] = {"encoder": "random", "backbone": "small", "data": name, "seed": seed}
         common |= {"size": options.size, "workers": options.workers, **source_options(name, options)}
-        protocol = judging.Supervised(**common, epochs=options.supervised_epochs, batch=options.trained_batch)
+        protocol = Supervised(**common, epochs=options.supervised_epochs, batch_size=options.trained_batch)
         found.append(protocol.result(protocol.open()).metrics["top-1"])
-    spread = statistics.stdev(found) if len(found) > 1 else None
+    std = statistics.stdev(found) if len(found) > 1 else None
     what = f"supervised from scratch, {options.supervised_epochs} epochs: top-1"
-    print(f"{what:41} {figure(statistics.fmean(found), spread):>16}", flush=True)
+    print(f"{what:41} {figure(statistics.fmean(found), std):>16}", flush=True)
 
 
 def main() -> None:
@@ -124,7 +140,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=16_000, help="that each run sees, over all epochs")
     parser.add_argument("--objective", default="wbsim")
     parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=128, help="of pretraining")
+    parser.add_argument("--batch_size", type=int, default=128, help="of pretraining")
     parser.add_argument("--epochs", type=int, default=5, help="of linear and probe")
     parser.add_argument("--trained-batch", type=int, default=64, help="of linear, probe and supervised")
     parser.add_argument("--supervised-epochs", type=int, default=10)
@@ -138,15 +154,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         options.folder = options.folder or temporary
         if "scenes" in options.sets:  # draws them once, before the runs would each do it
-            open_source("scenes", count=options.scenes).read(0)
+            open_dataset("scenes", count=options.scenes).read(0)
         cells = [(name, seed) for name in options.sets for seed in range(options.seeds)]
         runs = dict(zip(cells, pool.map(lambda cell: pretrain(*cell, options), cells), strict=True))
         print(f"pretrained {len(cells)} encoders (SimCLR {options.objective}, about {options.images} images each) in "
               f"{time.monotonic() - start:.0f} s")  # fmt: skip
         for name in options.sets:
             seeds = range(options.seeds)
-            random = [judge(name, "random", seed, options) for seed in seeds]
-            compare(name, random, [judge(name, str(runs[name, seed]), seed, options) for seed in seeds])
+            random = [evaluate(name, "random", seed, options) for seed in seeds]
+            compare(name, random, [evaluate(name, str(runs[name, seed]), seed, options) for seed in seeds])
             if name != "voc2007":
                 supervised(name, options)
     print(f"\n{time.monotonic() - start:.0f} s")

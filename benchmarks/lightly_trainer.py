@@ -4,7 +4,7 @@
 
 As in lightly's documentation: its transforms, heads, losses and momentum updates, a LightningModule a method. What
 differs from there is what has to be equal on both sides: the backbone, the widths, the size of the queue, the
-optimiser, and no blur, which is not for images of 32 pixels.
+optimizer, and no blur, which is not for images of 32 pixels.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from mixview import backbones
-from mixview.data.scenes import Scenes
+from mixview.data.synthetic.scenes import Scenes
+from mixview.encoders import backbones
 
 HIDDEN, DIM, QUEUE = 512, 128, 4096
 Batch = tuple[list[Tensor], Tensor]
@@ -123,7 +123,7 @@ MODULES: dict[str, type[Module]] = {"simclr": SimCLR, "mocov2": MoCo, "byol": BY
 
 def transform_of(method: str, size: int) -> Callable[[Image.Image], list[Tensor]]:
     """lightly's own transform, as it comes; for images of 32 pixels as its CIFAR examples: without blur, SimCLR's
-    colours of half the strength."""
+    colors of half the strength."""
     small: dict[str, float] = {"gaussian_blur": 0.0} if size <= 32 else {}
     if method == "simclr":
         return SimCLRTransform(input_size=size, **small, **({"cj_strength": 0.5} if small else {}))
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--method", choices=MODULES, default="simclr")
     parser.add_argument("--backbone", default="small")
     parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=1)
     options = parser.parse_args()
     scenes = Scenes(options.images, size=32)

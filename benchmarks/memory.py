@@ -1,6 +1,6 @@
 """What WBSIM holds for the backward: peak bytes of saved activations under SIM, BSIM and WBSIM, counted by hooks.
 
-    python benchmarks/memory.py [--batch 4] [--size 224]
+    python benchmarks/memory.py [--batch_size 4] [--size 224]
     python benchmarks/memory.py --recipes
 
 ResNet-50. "joint" sums the terms before it goes backward, as the paper did; "sequential" is `mixview.methods.backward`.
@@ -15,12 +15,11 @@ import torch
 from torch import nn
 from torchvision.models import resnet50
 
-from mixview import CutMix, bsim, sim, wbsim
+from mixview import CutMix, bsim, recipes, sim, wbsim
 from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v2
-from mixview.train import recipes
 from mixview.train.activations import peak_activations
+from mixview.train.config import from_plain
 from mixview.train.memory import step_memory
-from mixview.train.pretraining import from_plain
 
 
 def encoder() -> nn.Module:
@@ -50,7 +49,7 @@ def show_recipes() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--batch_size", type=int, default=4)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--recipes", action="store_true")
     options = parser.parse_args()
@@ -58,7 +57,7 @@ def main() -> None:
         show_recipes()
         return
     views = torch.rand(2, options.batch, 3, options.size, options.size).unbind()
-    mixer = CutMix(per_sample=True)
+    mixer = CutMix(lam_per="image")
     print(f"peak of saved activations in MB, ResNet-50, batch {options.batch}, {options.size} px")
     print(f"{'':18} {'SIM':>8} {'BSIM':>8} {'WBSIM':>8} {'WBSIM joint':>12} {'WBSIM/BSIM':>11} {'joint/BSIM':>11}")
     for name, make in METHODS.items():

@@ -1,6 +1,6 @@
 """What mixing costs: per-sample CutMix against one-lam CutMix, and against a training step of ResNet-50.
 
-    python benchmarks/mixing.py [--batch 16] [--rounds 5]
+    python benchmarks/mixing.py [--batch_size 16] [--rounds 5]
 
 One process, the threads that torch takes. Median of interleaved rounds, with the fastest and the slowest.
 """
@@ -32,7 +32,7 @@ def slice_assignment(images: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
@@ -47,7 +47,7 @@ def main() -> None:
         _, keys = backward(method, (images, images), sim().draw(images, generator))
         optimizer.step()
         optimizer.zero_grad()
-        method.advance(keys, progress=0.0)
+        method.update(keys, progress=0.0)
 
     def mixing(mixer: CutMix | Mixup) -> None:
         mixer.draw(images, generator)(images)
@@ -56,8 +56,8 @@ def main() -> None:
         {
             "CutMix, one lam, slice assignment": lambda: slice_assignment(images),
             "CutMix, one lam": lambda: mixing(CutMix()),
-            "CutMix, lam per sample": lambda: mixing(CutMix(per_sample=True)),
-            "Mixup, lam per sample": lambda: mixing(Mixup(per_sample=True)),
+            "CutMix, lam per sample": lambda: mixing(CutMix(lam_per="image")),
+            "Mixup, lam per sample": lambda: mixing(Mixup(lam_per="image")),
             "training step, MoCo v2 ResNet-50": step,
         },
         options.rounds,
@@ -67,9 +67,9 @@ def main() -> None:
     for name, times in seconds.items():
         print(row(name, times))
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    per_sample, whole = median["CutMix, lam per sample"], median["training step, MoCo v2 ResNet-50"]
-    print(f"per-sample CutMix / one-lam CutMix: {per_sample / median['CutMix, one lam']:.2f}")
-    print(f"per-sample CutMix / training step:  {per_sample / whole:.3%} (to stay below 1 %)")
+    lam_per, whole = median["CutMix, lam per sample"], median["training step, MoCo v2 ResNet-50"]
+    print(f"per-sample CutMix / one-lam CutMix: {lam_per / median['CutMix, one lam']:.2f}")
+    print(f"per-sample CutMix / training step:  {lam_per / whole:.3%} (to stay below 1 %)")
 
 
 if __name__ == "__main__":

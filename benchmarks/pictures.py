@@ -23,7 +23,7 @@ WIDTH = 1200
 
 
 def keep(picture: Image.Image, path: Path, width: int = WIDTH) -> None:
-    """Write a PNG of few colours: a quarter of the bytes, and the same to the eye."""
+    """Write a PNG of few colors: a quarter of the bytes, and the same to the eye."""
     if picture.width > width:
         picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
     picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)

@@ -2,13 +2,13 @@
 
     python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
 
-The two sides have the same CPU threads, backbone, widths of heads, queue, optimiser, batch and images. Each runs its
+The two sides have the same CPU threads, backbone, widths of heads, queue, optimizer, batch and images. Each runs its
 own loop from start to end, progress and metrics included, in a process of its own; one at a time is let go on for a
 couple of seconds, in turn, so that a noisy machine is noisy for both. Ratios are medians over rounds of the ratio of
-two neighbouring turns: of their time on the clock, and of the CPU time that they took, which others who share the cores
+two neighboring turns: of their time on the clock, and of the CPU time that they took, which others who share the cores
 disturb less.
 
-"step" hands both sides the same views, ready-made: what is compared is the loop, the method and the optimiser.
+"step" hands both sides the same views, ready-made: what is compared is the loop, the method and the optimizer.
 "whole" starts from pixels in memory: each side augments with its own pipeline, without workers.
 "bsim" is mixview alone: SIM and BSIM, step by step in turn.
 """
@@ -24,31 +24,33 @@ import lightly_trainer
 import lightning
 import numpy as np
 import torch
+from interleaved import ENDLESS, Side, Turn, Turns, compare, line, report
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.data import DataLoader
-from turns import ENDLESS, Side, Turn, Turns, compare, line, report
 
-from mixview import backbones, mixture_generators
-from mixview.data.augmentation import named
-from mixview.data.loading import Batches, view_loader
-from mixview.data.reading import Reader
-from mixview.data.scenes import Scenes
+from mixview import mixture_generators
+from mixview.data.augment.policies import load_policy
+from mixview.data.dataset import ImageDataset
+from mixview.data.loader import EpochSampler, view_loader
+from mixview.data.synthetic.scenes import Scenes
+from mixview.encoders import backbones
+from mixview.methods import RunLength
 from mixview.objective import Objective
-from mixview.train.engine import Engine
-from mixview.train.optimisers import Optimizer, build_optimizer
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import RunFolder
-from mixview.train.settings import Head, Mixing, build_method, build_objective
-from mixview.train.stopping import Stopping
-from mixview.train.watching import Watch, Watcher
+from mixview.runs.graceful_stop import GracefulStop
+from mixview.runs.run_directory import RunDirectory
+from mixview.train.build import adapt, build_method, build_objective
+from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
+from mixview.train.loop import Engine, Run, train
+from mixview.train.monitor import Monitor
+from mixview.train.optim import build_optimizer
 
 METHODS = ("simclr", "mocov2", "byol", "simsiam")
-HEADS = {
-    "simclr": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM),
-    "mocov2": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM, queue_size=lightly_trainer.QUEUE),
-    "byol": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.DIM),
-    "simsiam": Head(hidden=lightly_trainer.HIDDEN, dim=lightly_trainer.HIDDEN),
+OPTIONS: dict[str, dict[str, int]] = {
+    "simclr": {"hidden": lightly_trainer.HIDDEN, "dim": lightly_trainer.DIM},
+    "mocov2": {"hidden": lightly_trainer.HIDDEN, "dim": lightly_trainer.DIM, "queue_size": lightly_trainer.QUEUE},
+    "byol": {"hidden": lightly_trainer.HIDDEN, "dim": lightly_trainer.DIM},
+    "simsiam": {"hidden": lightly_trainer.HIDDEN, "dim": lightly_trainer.HIDDEN},
 }
 SIZE = 32
 BATCH = {"small": 64, "resnet18": 16}
@@ -60,7 +62,7 @@ PASSES = {
 """How many views BSIM mixes a step, and what passes SIM and BSIM make."""
 
 
-class Case(NamedTuple):
+class EvalContext(NamedTuple):
     """What both sides train."""
 
     backbone: str
@@ -76,7 +78,7 @@ class Case(NamedTuple):
         return BATCH.get(self.backbone, 16)
 
 
-def ready_made(case: Case) -> list[tuple[Tensor, Tensor]]:
+def ready_made(case: EvalContext) -> list[tuple[Tensor, Tensor]]:
     """A few batches of views."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, case.batch, 3, SIZE, SIZE)
@@ -86,7 +88,7 @@ def ready_made(case: Case) -> list[tuple[Tensor, Tensor]]:
 class Endless:
     """Images that start over, for `ENDLESS` of them."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: ImageDataset) -> None:
         self.reader = [reader[index] for index in range(len(reader))]
 
     def __len__(self) -> int:
@@ -96,15 +98,13 @@ class Endless:
         return self.reader[index % len(self.reader)]
 
 
-def build_engine(case: Case, settings: Pretraining, loader: Iterable[object]) -> Engine:
-    """As `Pretraining.train` does, around a loader of ours."""
-    batches = Batches(ENDLESS, case.batch)
+def build_engine(case: EvalContext, settings: PretrainConfig, loader: Iterable[object]) -> Engine:
+    """As `mixview.train.build.build` does, around a loader of ours."""
+    batches = EpochSampler(ENDLESS, case.batch)
     fabric = Fabric(accelerator="cpu", devices=1)
     backbone = backbones.build(case.backbone, size=SIZE)
-    head = HEADS[case.method]
-    steps = batches.total
-    method = build_method(settings.method, backbone, head, images=ENDLESS, steps=steps, batch=case.batch)
-    settings.adapt(fabric, method, settings.channels_last)
+    method = build_method(settings.method, backbone, RunLength(ENDLESS, batches.batches_per_epoch, case.batch))
+    adapt(settings, fabric, method, settings.channels_last)
     module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
     return Engine(
         fabric=fabric,
@@ -119,47 +119,45 @@ def build_engine(case: Case, settings: Pretraining, loader: Iterable[object]) ->
     )
 
 
-def settings_of(case: Case, out: str) -> Pretraining:
-    return Pretraining(
+def settings_of(case: EvalContext, out: str) -> PretrainConfig:
+    return PretrainConfig(
         data="scenes",
         out=out,
-        method=case.method,  # type: ignore[arg-type]
+        method={"name": case.method, **OPTIONS[case.method]},
         objective="sim",
-        batch=case.batch,
-        optimizer=Optimizer(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
-        mixing=Mixing(per_sample=True),
+        batch_size=case.batch,
+        optimizer=OptimizerConfig(name="sgd", lr=0.06, momentum=0.9, weight_decay=5e-4),
+        mixing=MixingConfig(lam_per="image"),
         channels_last=case.channels_last,
-        watch=Watch(look_every=0, estimate=False),
+        monitor=MonitorConfig(eval_every=0, estimate=False),
     )
 
 
-def mixview_views(case: Case) -> Iterator[object]:
+def mixview_views(case: EvalContext) -> Iterator[object]:
     """Ready-made batches as the engine takes them, without end."""
     index = torch.arange(case.batch)
-    return itertools.cycle([(first, second, index) for first, second in ready_made(case)])
+    return itertools.cycle([(views, index) for views in ready_made(case)])
 
 
-def mixview_side(case: Case) -> Side:
-    """`Pretraining`'s own loop."""
-    scenes = Reader(Scenes(len(case.pixels), size=SIZE))
-    augmentations = named(f"{case.method}-small", SIZE)
+def mixview_side(case: EvalContext) -> Side:
+    """mixview's own loop."""
+    scenes = ImageDataset(Scenes(len(case.pixels), size=SIZE))
+    policy = load_policy(f"{case.method}-small", SIZE)
     loader: Iterable[object] = mixview_views(case)
     if case.whole:
-        loader = view_loader(Endless(scenes), augmentations, Batches(ENDLESS, case.batch), workers=0)  # type: ignore[arg-type]
+        loader = view_loader(Endless(scenes), policy, EpochSampler(ENDLESS, case.batch), workers=0)  # type: ignore[arg-type]
 
     def run(turns: Turns, folder: str) -> None:
         settings = settings_of(case, folder)
         engine = build_engine(case, settings, turns)
-        watcher = Watcher(
-            engine.fabric, engine.method, engine.objective, scenes, augmentations, None, settings.watch, 0
-        )
-        with RunFolder.create(folder, settings.config(), {"fingerprint": "", "count": ENDLESS}) as run_folder:
-            settings.loop(engine, watcher, run_folder, lambda about: None, [])
+        monitor = Monitor(engine.fabric, engine.method, engine.objective, scenes, policy, None, 0)
+        with RunDirectory.create(folder, to_plain(settings), {"fingerprint": "", "count": ENDLESS}) as run_folder:
+            train(Run(settings, engine, monitor, lambda about: None, []), run_folder, [])
 
     return Side(run, loader, case.batch)
 
 
-def lightly_side(case: Case) -> Side:
+def lightly_side(case: EvalContext) -> Side:
     """`lightly_trainer`'s module under Lightning's Trainer, with its progress bar and TensorBoard logger."""
     if case.whole:
         images = lightly_trainer.Images(case.pixels, lightly_trainer.transform_of(case.method, SIZE), ENDLESS)
@@ -177,12 +175,12 @@ def lightly_side(case: Case) -> Side:
     return Side(run, loader, case.batch)
 
 
-def compare_objectives(case: Case, rounds: int) -> list[tuple[Turn, Turn]]:
-    """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimiser."""
+def compare_objectives(case: EvalContext, rounds: int) -> list[tuple[Turn, Turn]]:
+    """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimizer."""
     settings = settings_of(case, "")
     engine = build_engine(case, settings, mixview_views(case))
     bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
-    training = engine.train(Stopping(engine.fabric))
+    training = engine.train(GracefulStop(engine.fabric))
 
     def take_step(objective: Objective) -> Turn:
         engine.objective = objective
@@ -200,12 +198,12 @@ def compare_objectives(case: Case, rounds: int) -> list[tuple[Turn, Turn]]:
     return turns
 
 
-def mixing_seconds(case: Case, views: int) -> float:
+def mixing_seconds(case: EvalContext, views: int) -> float:
     """CPU time a step of what BSIM does and SIM does not: draw a mixture, and mix so many views. Median of 100."""
     images, _ = ready_made(case)[0]
     if case.channels_last:
         images = images.to(memory_format=torch.channels_last)
-    mixer, seconds = Mixing(per_sample=True).build(), []
+    mixer, seconds = MixingConfig(lam_per="image").build(), []
     for step in range(100):
         start = time.process_time()
         mixture = mixer.draw(images, mixture_generators(0, step))
@@ -237,14 +235,14 @@ def main() -> None:
             print()
             print(line(title, "mixview", "lightly + Trainer", "ratio, clock", "ratio, CPU time"), "  (at least 1)")
             for backbone, method in itertools.product(options.backbones, options.methods):
-                case = Case(backbone, method, pixels, part == "whole", not options.contiguous)
+                case = EvalContext(backbone, method, pixels, part == "whole", not options.contiguous)
                 turns = compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds)
                 report(f"{method}, {backbone}", turns)
     if "bsim" in options.parts:
         print()
         print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
         for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
-            case = Case(backbone, method, pixels, False, not options.contiguous)
+            case = EvalContext(backbone, method, pixels, False, not options.contiguous)
             turns = compare_objectives(case, options.steps)
             report(f"{method}, {backbone}", turns)
             step = case.batch / statistics.median(sim.cpu_rate for _, sim in turns)

@@ -2,7 +2,7 @@
 
     python benchmarks/scenes.py [--train 5000 --test 1000 --epochs 20] [--pretrain 600] [--picture docs/scenes.png]
 
-Raw pixels, colours and backgrounds should be near chance under k nearest neighbours, a small supervised network near
+Raw pixels, colors and backgrounds should be near chance under k nearest neighbors, a small supervised network near
 perfect: then whatever a representation gets is what it has learned. `--pretrain` shows that one without labels learns:
 a small ResNet, before and after so many steps of SimCLR.
 """
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mixview import mixture_generators, sim
-from mixview.data.augmentation import named, views
-from mixview.data.drawing import Numbers, draw
-from mixview.data.scenes import Scenes
+from mixview.data.augment.policies import load_policy
+from mixview.data.augment.reference import make_views
+from mixview.data.synthetic.rendering import Numbers, draw
+from mixview.data.synthetic.scenes import Scenes
 from mixview.methods import SimCLR, backward
 
 
@@ -42,21 +43,21 @@ def main() -> None:
     (x, x_mask, x_bare), (t, t_mask, t_bare) = images(train), images(test)
     y, truth = torch.as_tensor(train.labels()), torch.as_tensor(test.labels())
 
-    def neighbours(name: str, reference: Tensor, query: Tensor) -> None:
+    def neighbors(name: str, reference: Tensor, query: Tensor) -> None:
         plain = accuracy(knn(reference, query, y), truth)
         mean = reference.mean(0)
-        centred = F.normalize(reference - mean, dim=1), F.normalize(query - mean, dim=1)
-        print(f"{name:50} {plain:6.1%} {accuracy(knn(*centred, y), truth):8.1%}")
+        centered = F.normalize(reference - mean, dim=1), F.normalize(query - mean, dim=1)
+        print(f"{name:50} {plain:6.1%} {accuracy(knn(*centered, y), truth):8.1%}")
 
     classes = len(train.classes)
     print(f"\n{train}: accuracy on {len(test)} test images, chance {1 / classes:.0%}")
-    print(f"{'20 nearest neighbours of':50} {'L2':>6} {'cosine':>8}")
-    neighbours("raw pixels", x.flatten(1), t.flatten(1))
-    neighbours("grey pixels", x.mean(1).flatten(1), t.mean(1).flatten(1))
-    neighbours("colour histograms (4 × 4 × 4)", histogram(x), histogram(t))
+    print(f"{'20 nearest neighbors of':50} {'L2':>6} {'cosine':>8}")
+    neighbors("raw pixels", x.flatten(1), t.flatten(1))
+    neighbors("gray pixels", x.mean(1).flatten(1), t.mean(1).flatten(1))
+    neighbors("color histograms (4 × 4 × 4)", histogram(x), histogram(t))
     holes = [pixels.masked_fill(mask.unsqueeze(1), 0.5).flatten(1) for pixels, mask in ((x, x_mask), (t, t_mask))]
-    neighbours("pixels, the object greyed out (its outline stays)", *holes)
-    neighbours("pixels of the scene without its object", x_bare.flatten(1), t_bare.flatten(1))
+    neighbors("pixels, the object grayed out (its outline stays)", *holes)
+    neighbors("pixels of the scene without its object", x_bare.flatten(1), t_bare.flatten(1))
     print(f"{'linear on raw pixels':50} {accuracy(ridge(x.flatten(1), t.flatten(1), y), truth):6.1%}")
     if options.epochs:
         begin = time.process_time()
@@ -134,17 +135,17 @@ def ridge(reference: Tensor, query: Tensor, labels: Tensor) -> Tensor:
 
 
 def histogram(images: Tensor) -> Tensor:
-    """[N, 64] the share of pixels of each colour."""
+    """[N, 64] the share of pixels of each color."""
     level = (images * 3.999).long()
-    colour = (level[:, 0] * 16 + level[:, 1] * 4 + level[:, 2]).flatten(1)
-    return torch.zeros(len(images), 64).scatter_add_(1, colour, torch.ones(colour.shape)) / colour.shape[1]
+    color = (level[:, 0] * 16 + level[:, 1] * 4 + level[:, 2]).flatten(1)
+    return torch.zeros(len(images), 64).scatter_add_(1, color, torch.ones(color.shape)) / color.shape[1]
 
 
 def accuracy(predicted: Tensor, truth: Tensor) -> float:
     return (predicted == truth).float().mean().item()
 
 
-def supervise(images: Tensor, labels: Tensor, epochs: int, width: int = 24, batch: int = 64) -> nn.Module:
+def supervise(images: Tensor, labels: Tensor, epochs: int, width: int = 24, batch_size: int = 64) -> nn.Module:
     """A plain network of six convolutions, trained with turns, flips and shifts."""
     torch.manual_seed(0)
 
@@ -158,13 +159,13 @@ def supervise(images: Tensor, labels: Tensor, epochs: int, width: int = 24, batc
         *(layer(4 * width, 4 * width), nn.AdaptiveMaxPool2d(1), nn.Flatten()),
         nn.Linear(4 * width, int(labels.max()) + 1),
     )
-    steps = len(images) // batch
+    steps = len(images) // batch_size
     optimizer = torch.optim.AdamW(network.parameters(), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=epochs * steps)
     for _ in range(epochs):
         order = torch.randperm(len(images))
         for step in range(steps):
-            rows = order[step * batch : (step + 1) * batch]
+            rows = order[step * batch_size : (step + 1) * batch_size]
             turn, flip, down, right = torch.randint(0, 840, (4,)).tolist()
             x = torch.rot90(images[rows] * 2 - 1, turn % 4, (2, 3))
             x = torch.roll(x.flip(3) if flip % 2 else x, (down % 7 - 3, right % 7 - 3), (2, 3))
@@ -205,20 +206,20 @@ class SmallResNet(nn.Sequential):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def pretrain(encoder: nn.Module, images: Tensor, steps: int, batch: int = 128, rate: float = 2e-3) -> None:
+def pretrain(encoder: nn.Module, images: Tensor, steps: int, batch_size: int = 128, rate: float = 2e-3) -> None:
     """SimCLR as it is for small images, without a label."""
     encoder.to(memory_format=torch.channels_last)  # a third faster on CPUs
     method = SimCLR(encoder, 128, temperature=0.2)
     optimizer = torch.optim.AdamW(method.parameters(), rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     # Crops of at least a fifth of the image: a twelfth, as for photographs, would be 9 pixels of 32.
-    augmentation = named("simclr-small", images.shape[-1])[0]
-    augmentation = replace(augmentation, crop=replace(augmentation.crop, scale=(0.2, 1.0)), normalise=None)
+    augmentation = load_policy("simclr-small", images.shape[-1])[0]
+    augmentation = replace(augmentation, crop=replace(augmentation.crop, scale=(0.2, 1.0)), normalize=None)
     generator = torch.Generator().manual_seed(0)
     pixels = (images * 255).round().to(torch.uint8)
     for step in range(steps):
-        rows = torch.randint(len(pixels), (batch,), generator=generator).tolist()
-        drawn = [views(pixels[row], 0, step, row, (augmentation, augmentation)) for row in rows]
+        rows = torch.randint(len(pixels), (batch_size,), generator=generator).tolist()
+        drawn = [make_views(pixels[row], 0, step, row, (augmentation, augmentation)) for row in rows]
         first, second = torch.stack([pair[0] for pair in drawn]), torch.stack([pair[1] for pair in drawn])
         backward(method, (first, second), sim().draw(first, mixture_generators(0, step)))
         optimizer.step()
@@ -235,7 +236,7 @@ def features(encoder: nn.Module, images: Tensor) -> Tensor:
 
 
 def logistic(reference: Tensor, query: Tensor, labels: Tensor) -> Tensor:
-    """A linear probe: softmax regression on standardised features, to the optimum."""
+    """A linear probe: softmax regression on standardized features, to the optimum."""
     mean, std = reference.mean(0), reference.std(0) + 1e-5
     a, b = ((z - mean) / std for z in (reference.clone(), query.clone()))
     linear = nn.Linear(a.shape[1], int(labels.max()) + 1)

@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from mixview.data.files import Folder
-from mixview.data.opening import open_source
-from mixview.data.reading import Reader
+from mixview.data.dataset import ImageDataset
+from mixview.data.sources.files import Folder
+from mixview.data.sources.registry import open_dataset
 
 
 def write_files(root: Path, count: int) -> None:
@@ -44,7 +44,7 @@ def private_memory() -> int:
 class Epoch(Dataset[tuple[int, int]]):
     """Reads an image and, now and then, says how large the process is."""
 
-    def __init__(self, images: Reader | list[str], count: int) -> None:
+    def __init__(self, images: ImageDataset | list[str], count: int) -> None:
         self.images = images
         self.count = count
 
@@ -52,7 +52,7 @@ class Epoch(Dataset[tuple[int, int]]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        if isinstance(self.images, Reader):
+        if isinstance(self.images, ImageDataset):
             self.images[index]
         else:
             with Image.open(self.images[index]) as image:
@@ -60,7 +60,7 @@ class Epoch(Dataset[tuple[int, int]]):
         return index, private_memory() if index % 500 == 499 else 0
 
 
-def growth(images: Reader | list[str], count: int, epochs: int = 3) -> str:
+def growth(images: ImageDataset | list[str], count: int, epochs: int = 3) -> str:
     """MB that a worker has at the end of each epoch more than early in the first."""
     gc.collect()
     gc.freeze()  # a collection in the worker would touch every object that it inherits, whatever the data set holds
@@ -80,7 +80,7 @@ def main() -> None:
         seconds = []
         for _ in range(4):
             start = time.perf_counter()
-            source = open_source(root, kind="folder")
+            source = open_dataset(root, kind="folder")
             seconds.append(time.perf_counter() - start)
         print(f"open {len(source):,} files: first {seconds[0]:.2f} s, warm {min(seconds[1:]):.2f} s")
         start = time.perf_counter()
@@ -90,7 +90,7 @@ def main() -> None:
         packed, plain = len(pickle.dumps(source)) / 1e6, len(pickle.dumps(paths)) / 1e6
         print(f"sent to a spawned worker: {packed:.1f} MB; a list of Python strings {plain:.1f} MB")
         count = min(arguments.read, len(source))
-        print(f"a forked worker grows over {count:,} images, three times: {growth(Reader(source), count)} MB")
+        print(f"a forked worker grows over {count:,} images, three times: {growth(ImageDataset(source), count)} MB")
         print(f"with a list of Python strings: {growth(paths, count)} MB")
 
 

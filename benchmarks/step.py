@@ -20,10 +20,13 @@ from lightly.utils import lars as lightly
 from timing import interleaved, row
 from torch import Tensor, nn
 
-from mixview import backbones
-from mixview.nn import follow, momentum_copy
-from mixview.train.optimisers import LARS, Optimizer, build_optimizer, move_one_by_one, move_together
-from mixview.train.settings import Head, build_method
+from mixview.encoders import backbones
+from mixview.methods import RunLength, SimCLRConfig
+from mixview.nn import ema_update, momentum_copy
+from mixview.optim import LARS, move_one_by_one, move_together
+from mixview.train.build import build_method
+from mixview.train.config import OptimizerConfig
+from mixview.train.optim import build_optimizer
 
 Module = TypeVar("Module", bound=nn.Module)
 Forms = dict[str, Callable[[], object]]
@@ -65,7 +68,7 @@ def ema_forms(network: nn.Module) -> Forms:
         torch._foreach_add_(targets, onlines, alpha=1 - m)
 
     return {
-        "mixview": lambda: follow(target, network, m),
+        "mixview": lambda: ema_update(target, network, m),
         "loop, t = m t + (1 - m) o (MoCo)": loop_of_mul_add,
         "loop, in place": loop_of_in_place,
         "loop, lerp": loop_of_lerp,
@@ -74,10 +77,10 @@ def ema_forms(network: nn.Module) -> Forms:
 
 
 def mixview_step(name: str, backbone: str) -> Callable[[], object]:
-    """A step of the optimiser that `mixview pretrain` would build, with a head too small to count."""
+    """A step of the optimizer that `mixview pretrain` would build, with a head too small to count."""
     built = backbones.build(backbone, size=224)
-    method = with_gradients(build_method("simclr", built, Head(hidden=8, dim=8), images=1000, steps=10, batch=10))
-    return build_optimizer(method, Optimizer(name=name), batch=256).step  # type: ignore[arg-type]
+    method = with_gradients(build_method(SimCLRConfig(hidden=8, dim=8), built, RunLength(1000, 10, 10)))
+    return build_optimizer(method, OptimizerConfig(name=name), batch_size=256).step  # type: ignore[arg-type]
 
 
 def torch_forms(name: str, network: nn.Module, backbone: str) -> Forms:
@@ -99,7 +102,7 @@ def lars_forms(network: nn.Module, backbone: str) -> Forms:
     weights: list[Tensor] = list(with_gradients(network).parameters())
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     velocity = [torch.zeros_like(weight) for weight in weights]
-    group = {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.9, "trust": 1e-3, "adapt": True}
+    group = {"lr": 0.3, "weight_decay": 1e-6, "momentum": 0.9, "trust_remote_code": 1e-3, "adapt": True}
 
     @torch.no_grad()
     def run(move: Callable[..., None]) -> None:

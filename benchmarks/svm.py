@@ -4,9 +4,9 @@
     python benchmarks/svm.py --synthetic 5011 8192 --liblinear 0 --published 0
 
 Features: res5 pooled to 2×2, images squashed to 224², of a network with random weights (or of `--encoder`, a run's
-folder), made once and kept in `--cache`. The same features, folds, weights and costs go to both; both regularise the
+folder), made once and kept in `--cache`. The same features, folds, weights and costs go to both; both regularize the
 intercept. Each run is the whole protocol in a process of its own: 20 classes × 19 costs × (3 folds + 1), with
-cross-validated AP, and mAP on test. CPU seconds are of all threads and processes, and tell more on a busy machine.
+cross-validated AP, and mAP on test. CPU seconds are of all threads and processes, and tell more on a busy solver.
 
 - LIBLINEAR: its Newton method on the primal, tol 1e-4, which comes to about 1e-6 of the optimum, one process a thread.
 - LIBLINEAR as published: coordinate descent on the dual, tol 1e-4, at most 2,000 iterations; for `--published` classes
@@ -33,13 +33,13 @@ import torch.nn.functional as F
 from joblib.externals.loky import get_reusable_executor
 from torch import Tensor
 
-from mixview import backbones
-from mixview.data.decoding import Decoder
-from mixview.data.voc import Voc
+from mixview.data.decode import Decoder
+from mixview.data.sources.voc import Voc
+from mixview.encoders import backbones
+from mixview.encoders.encoder_file import load_encoder
 from mixview.evaluate.average_precision import mean_average_precision
-from mixview.evaluate.svm import Labelled, from_label_sets
-from mixview.evaluate.svm_fitting import Counter, Fit, best_cost, start
-from mixview.export import load_encoder
+from mixview.evaluate.svm import Labeled
+from mixview.evaluate.svm_fitting import Counter, FitConfig, best_cost, start
 
 SIZE = 224
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     notes: list[str]
 
 
-def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Labelled, Labelled]:
+def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Labeled, Labeled]:
     """Features and labels of trainval and test, from the cache if they are there."""
     folder = os.environ.get("MIXVIEW_DATA")
     if folder is None:
@@ -80,12 +80,12 @@ def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Label
             begin = time.perf_counter()
             np.save(file, extract(encoder, source).numpy())
             print(f"features of {len(source)} images of {split}: {time.perf_counter() - begin:.0f} s", flush=True)
-        sets.append(Labelled(torch.from_numpy(np.load(file)), from_label_sets(source.label_sets())))
+        sets.append(Labeled(torch.from_numpy(np.load(file)), torch.from_numpy(source.label_sets())))
     return sets[0], sets[1]
 
 
 @torch.inference_mode()
-def extract(encoder: torch.nn.Module, source: Voc, batch: int = 32) -> Tensor:
+def extract(encoder: torch.nn.Module, source: Voc, batch_size: int = 32) -> Tensor:
     """What comes out of layer4 (res5), pooled to 2×2. [N, 4 channels]"""
     found: list[Tensor] = []
     hook = encoder.get_submodule("layer4").register_forward_hook(
@@ -93,9 +93,9 @@ def extract(encoder: torch.nn.Module, source: Voc, batch: int = 32) -> Tensor:
     )
     decode = Decoder()
     encoder.eval()
-    for first in range(0, len(source), batch):
+    for first in range(0, len(source), batch_size):
         images = []
-        for index in range(first, min(first + batch, len(source))):
+        for index in range(first, min(first + batch_size, len(source))):
             pixels = torch.tensor(decode(source.read(index), source.name(index))).permute(2, 0, 1).float() / 255
             images.append(F.interpolate(pixels[None], (SIZE, SIZE), mode="bilinear", antialias=True))
         encoder((torch.cat(images) - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1))
@@ -103,7 +103,7 @@ def extract(encoder: torch.nn.Module, source: Voc, batch: int = 32) -> Tensor:
     return torch.cat(found)
 
 
-def synthetic(images: int, width: int, classes: int = 20) -> tuple[Labelled, Labelled]:
+def synthetic(images: int, width: int, classes: int = 20) -> tuple[Labeled, Labeled]:
     """Features whose variance falls like 1/rank beside a common part, as those of a trained network, and labels."""
     generator = torch.Generator().manual_seed(0)
     hidden = (
@@ -111,22 +111,22 @@ def synthetic(images: int, width: int, classes: int = 20) -> tuple[Labelled, Lab
         / torch.arange(1, min(images, width) + 1).sqrt()
     )
     noise = 0.7 * torch.randn(2 * images, classes, generator=generator)
-    labels = torch.where(hidden[:, :classes] * torch.arange(1, classes + 1).sqrt() + noise > 1.6, 1, -1)
+    labels = torch.where(hidden[:, :classes] * torch.arange(1, classes + 1).sqrt() + noise > 1.6, 1, 0)
     features = hidden @ torch.randn(hidden.shape[1], width, generator=generator) / width**0.5 + 3 / width**0.5
-    return Labelled(features[:images], labels[:images]), Labelled(features[images:], labels[images:])
+    return Labeled(features[:images], labels[:images]), Labeled(features[images:], labels[images:])
 
 
-def measure(train: Labelled, test: Labelled, fit: Fit, threads: int) -> Measured:
+def measure(train: Labeled, test: Labeled, fit: FitConfig, threads: int) -> Measured:
     """The protocol, timed, in a process that has done nothing else."""
     torch.set_num_threads(threads)
     before = resource.getrusage(resource.RUSAGE_SELF)
     begin = time.perf_counter()
-    machine = start(train.features, test.features, fit, Counter(None, 0))
+    solver = start(train.features, test.features, fit, Counter(None, 0))
     positive = train.labels == 1
-    outcome = machine.run(positive, torch.ones_like(positive))
-    chosen = best_cost(outcome.cross_validated, fit)
-    scores = outcome.test_scores[chosen, :, torch.arange(len(chosen))].T
-    found = mean_average_precision(scores, test.labels == 1, test.labels == 0)
+    scored = solver.run(positive, torch.ones_like(positive))
+    chosen = best_cost(scored.cross_validated, fit)
+    scores = scored.test_scores[chosen, :, torch.arange(len(chosen))].T
+    found = mean_average_precision(scores, test.labels == 1, test.labels == -1)
     seconds = time.perf_counter() - begin
     get_reusable_executor().shutdown(wait=True)
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -134,18 +134,18 @@ def measure(train: Labelled, test: Labelled, fit: Fit, threads: int) -> Measured
     memory = own.ru_maxrss + (fit.jobs * children.ru_maxrss if fit.backend == "liblinear" else 0)
     costs = tuple(fit.costs[index] for index in chosen.tolist())
     return Measured(
-        seconds, used, found.value, found.per_class, costs, outcome.objective.clone(), memory / 1024, machine.notes()
+        seconds, used, found.value, found.per_class, costs, scored.objective.clone(), memory / 1024, solver.notes()
     )
 
 
-def alone(train: Labelled, test: Labelled, fit: Fit, threads: int) -> Measured:
+def alone(train: Labeled, test: Labeled, fit: FitConfig, threads: int) -> Measured:
     """`measure` in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, train, test, fit, threads).result()
 
 
-def some(labelled: Labelled, classes: int) -> Labelled:
-    return Labelled(labelled.features, labelled.labels[:, :classes])
+def some(labeled: Labeled, classes: int) -> Labeled:
+    return Labeled(labeled.features, labeled.labels[:, :classes])
 
 
 def compare(name: str, theirs: Measured, runs: list[Measured], classes: int) -> None:
@@ -178,16 +178,16 @@ def main() -> None:
     parser.add_argument("--published", type=int, default=1, help="how many classes in the published setting")
     parser.add_argument("--synthetic", type=int, nargs=2, metavar=("IMAGES", "FEATURES"))
     options = parser.parse_args()
-    # Threads that wait sleep: on a busy machine they would spin most of their time away.
+    # Threads that wait sleep: on a busy solver they would spin most of their time away.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # of the processes that are started
     if options.synthetic:
         train, test = synthetic(*options.synthetic)
     else:
         train, test = features_of_voc(options.encoder, options.cache, options.threads)
     classes = train.labels.shape[1]
-    batched = Fit()
-    primal = Fit(backend="liblinear", jobs=options.threads, liblinear_dual=False)
-    published = Fit(backend="liblinear", jobs=options.threads)
+    batched = FitConfig()
+    primal = FitConfig(backend="liblinear", jobs=options.threads, liblinear_dual=False)
+    published = FitConfig(backend="liblinear", jobs=options.threads)
     fits = len(batched.costs) * classes * (1 + batched.folds)
     what = "synthetic features" if options.synthetic else options.encoder
     print(

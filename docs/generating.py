@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import mixview
-from mixview.train import recipes
+from mixview import recipes
 
 PACKAGE = Path(mixview.__file__).parent
 
 PARTS = {
     "The add-on: torch alone": ("mixing", "losses", "objective", "methods", "nn", "distributed"),
-    "Using encoders": ("using", "formats", "export", "backbones", "detectron2"),
-    "Training": ("train",),
-    "Judging": ("evaluate", "detection"),
+    "Using encoders": ("encoders",),
+    "Training": ("train", "runs"),
+    "Judging": ("evaluate",),
     "Data": ("data",),
 }
 """How the reference is divided; what is in none of them comes last."""
@@ -45,7 +45,7 @@ def recipe_tables() -> str:
     lines += ["The figures are the paper's, of ResNet-50 on ImageNet; `mixview recipes` prints the same table.", ""]
     lines += table(recipes.names())
     if detection := recipes.names(detection=True):
-        lines += ["", "## Detection", "", "Protocols of `mixview evaluate detection --protocol NAME`.", ""]
+        lines += ["", "## Detection", "", "Protocols of `mixview evaluate detection --recipe NAME`.", ""]
         lines += table(detection)
     return "\n".join(lines) + "\n"
 

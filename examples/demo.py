@@ -17,11 +17,13 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from mixview.data.scenes import Scenes
-from mixview.evaluate import judging, results
+from mixview.data.synthetic.scenes import Scenes
+from mixview.evaluate import results
+from mixview.evaluate.knn import KNN
+from mixview.evaluate.linear import Linear
 from mixview.evaluate.results import Result
 from mixview.report.page import report
-from mixview.train.run_folder import read_metrics
+from mixview.runs.run_directory import read_metrics
 
 
 def pretrain(objective: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:
@@ -50,14 +52,14 @@ def wait(runs: dict[str, subprocess.Popen[bytes]], options: argparse.Namespace) 
                 sys.exit(f"the {name} run failed:\n{log[-2000:]}")
 
 
-def judge(encoder: str, folder: Path, options: argparse.Namespace, linear: bool = True, **more: str) -> list[Result]:
+def evaluate(encoder: str, folder: Path, options: argparse.Namespace, linear: bool = True, **more: str) -> list[Result]:
     """k-NN and a linear classifier on scenes that no run has seen; the results are kept in a folder."""
     common = {"encoder": encoder, "data": "scenes", "data_options": {"count": options.count}, "workers": 0, **more}
-    knn = judging.Knn(**common)
-    case = knn.open()
-    found = [knn.result(case)]
+    knn = KNN(**common)
+    context = knn.open()
+    found = [knn.result(context)]
     if linear:
-        found.append(judging.Linear(**common, fast=True).result(case))
+        found.append(Linear(**common, fast=True).result(context))
     for result in found:
         results.save(result, folder)
     return found
@@ -75,10 +77,10 @@ def main() -> None:
     wait(runs, options)
 
     others = options.out / "without"
-    found = judge("pixels", others, options, linear=False)  # on 3,072 pixels that takes longer than all else
-    found += judge("random", others, options, backbone="small")
+    found = evaluate("pixels", others, options, linear=False)  # on 3,072 pixels that takes longer than all else
+    found += evaluate("random", others, options, backbone="small")
     for name in runs:
-        found += judge(str(options.out / name), options.out / name, options)
+        found += evaluate(str(options.out / name), options.out / name, options)
     results.show(found)
     title = "SimCLR with and without mixed views, on drawn scenes"
     folders = [str(options.out / name) for name in (*runs, "without")]

@@ -13,19 +13,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mixview import CutMix, mixture_generators, wbsim
 from mixview.methods import moco_v2
-from mixview.methods.method import Targets
+from mixview.methods.base import Targets
 
 WIDTH = 64
 
 
-class Pretraining(lightning.LightningModule):
+class PretrainConfig(lightning.LightningModule):
     """MoCo v2 with mixed views. The terms go backward together here, which is what the Trainer's own loop expects."""
 
     def __init__(self) -> None:
         super().__init__()
         encoder = stripes.small_encoder(WIDTH)
         self.method = moco_v2(encoder, WIDTH, dim=32, queue_size=512, momentum=0.99)
-        self.objective = wbsim(mixer=CutMix(per_sample=True))
+        self.objective = wbsim(mixer=CutMix(lam_per="image"))
         self.targets: list[Targets] = []
         self.advanced = 0
 
@@ -39,9 +39,9 @@ class Pretraining(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: object) -> None:
-        if self.global_step > self.advanced:  # once an optimiser step, also when gradients accumulate
+        if self.global_step > self.advanced:  # once an optimizer step, also when gradients accumulate
             self.advanced = self.global_step
-            self.method.advance(*self.targets, progress=self.global_step / self.trainer.estimated_stepping_batches)
+            self.method.update(*self.targets, progress=self.global_step / self.trainer.estimated_stepping_batches)
             self.targets.clear()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -57,8 +57,8 @@ def main() -> None:
     train, test = stripes.draw(2048, generator), stripes.draw(500, generator)
     pairs = TensorDataset(*(stripes.augment(train[0].repeat(2, 1, 1, 1), generator) for _ in range(2)))
     loader = DataLoader(pairs, batch_size=128, shuffle=True, drop_last=True)
-    pretraining = Pretraining()
-    before = stripes.nearest_neighbour_accuracy(pretraining.method.encoder, train, test)
+    pretraining = PretrainConfig()
+    before = stripes.nearest_neighbor_accuracy(pretraining.method.encoder, train, test)
     trainer = lightning.Trainer(
         max_epochs=options.epochs,
         accelerator="cpu",
@@ -67,8 +67,8 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(pretraining, loader)
-    after = stripes.nearest_neighbour_accuracy(pretraining.method.encoder, train, test)
-    print(f"right class of the nearest neighbour: {before:.1%} at random, {after:.1%} after {options.epochs} epochs")
+    after = stripes.nearest_neighbor_accuracy(pretraining.method.encoder, train, test)
+    print(f"right class of the nearest neighbor: {before:.1%} at random, {after:.1%} after {options.epochs} epochs")
 
 
 if __name__ == "__main__":

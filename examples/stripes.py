@@ -1,6 +1,6 @@
-"""Images that the examples learn from, drawn on the spot: stripes of some direction in random colours, width and place.
+"""Images that the examples learn from, drawn on the spot: stripes of some direction in random colors, width and place.
 
-The class is the direction. Colour and place say nothing about it, so raw pixels are of little use; a network that has
+The class is the direction. Color and place say nothing about it, so raw pixels are of little use; a network that has
 learned to see directions tells the classes apart.
 """
 
@@ -29,7 +29,7 @@ def draw(count: int, generator: torch.Generator, size: int = 32) -> tuple[Tensor
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A view of each image: a random crop, colours drawn anew, noise. No flip: it would change the direction."""
+    """A view of each image: a random crop, colors drawn anew, noise. No flip: it would change the direction."""
     count, room = len(images), images.shape[-1] - SIZE
     top, left = torch.randint(0, room + 1, (2, count, 1), generator=generator)
     rows, columns = top + torch.arange(SIZE), left + torch.arange(SIZE)
@@ -55,7 +55,7 @@ def small_encoder(width: int = 64) -> nn.Module:
 
 
 @torch.no_grad()
-def nearest_neighbour_accuracy(encoder: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
+def nearest_neighbor_accuracy(encoder: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
     """The share of test images whose nearest training image, by cosine, is of their class."""
     encoder.eval()
     known, asked = (F.normalize(encoder(images - 0.5), dim=1) for images in (train[0], test[0]))

@@ -36,9 +36,9 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     train, test = stripes.draw(2000, generator), stripes.draw(500, generator)
     model = SimCLR(stripes.small_encoder(WIDTH))
-    before = stripes.nearest_neighbour_accuracy(model.backbone, train, test)
+    before = stripes.nearest_neighbor_accuracy(model.backbone, train, test)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    mixer = CutMix(alpha=1.0, per_sample=True)  # mixview
+    mixer = CutMix(alpha=1.0, lam_per="image")  # mixview
     for step in range(options.steps):
         chosen = train[0][torch.randint(len(train[0]), (128,), generator=generator)]
         x0, x1 = stripes.augment(chosen, generator), stripes.augment(chosen, generator)
@@ -50,8 +50,8 @@ def main() -> None:
         optimizer.zero_grad()
         if step % 50 == 0:
             print(f"step {step:4} of {options.steps}   loss {float(loss.detach()):.3f}", flush=True)
-    after = stripes.nearest_neighbour_accuracy(model.backbone, train, test)
-    print(f"right class of the nearest neighbour: {before:.1%} at random, {after:.1%} after {options.steps} steps")
+    after = stripes.nearest_neighbor_accuracy(model.backbone, train, test)
+    print(f"right class of the nearest neighbor: {before:.1%} at random, {after:.1%} after {options.steps} steps")
 
 
 if __name__ == "__main__":

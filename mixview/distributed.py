@@ -22,7 +22,7 @@ def world_size() -> int:
     running = dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
     if running is None and launched > 1:
         raise RuntimeError(
-            f"launched as one of {launched} processes (WORLD_SIZE), but torch.distributed is not initialised, so each "
+            f"launched as one of {launched} processes (WORLD_SIZE), but torch.distributed is not initialized, so each "
             "would train alone: call torch.distributed.init_process_group() first, or unset WORLD_SIZE"
         )
     if running is not None and launched not in (1, running):
@@ -266,7 +266,7 @@ _checked_groups: set[str] = set()
 def check_same_rows(local: Tensor) -> None:
     """Refuse batches that differ between processes, on every process, where a collective would hang or crash.
 
-    On the CPU always; on an accelerator, where the question costs a synchronisation, the first time only.
+    On the CPU always; on an accelerator, where the question costs a synchronization, the first time only.
     """
     group = str(dist.group.WORLD.group_name) if dist.group.WORLD else ""
     if local.device.type != "cpu":

@@ -2,7 +2,7 @@
 
 Each compares an *anchor*, the features of a mixture, with *targets*, the features of unmixed views, and weighs the
 two parents of a mixture by `lam` and `1 - lam`. Under `Identity` (lam = 1, partner = self) each is the published loss.
-Features come in normalised or not; half precision and autocast are taken to float32 first, float64 stays float64.
+Features come in normalized or not; half precision and autocast are taken to float32 first, float64 stays float64.
 Nothing is detached here: stop-gradient is the method's business.
 """
 
@@ -33,7 +33,7 @@ def nt_xent(
     check_temperature(temperature)
     check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
     with torch.autocast(mixed_z.device.type, enabled=False):
-        mixed, plain = unit(mixed_z), unit(plain_z)
+        mixed, plain = l2_normalize(mixed_z), l2_normalize(plain_z)
         plain = plain.to(mixed.dtype)  # should one be float64
         rows = slice(None) if rows is None else rows
         own = torch.arange(len(mixed), device=mixed.device)[rows]
@@ -74,7 +74,7 @@ def info_nce(
     if queue.ndim != 2 or queue.shape[1] != query.shape[1] or len(queue) == 0:
         raise ValueError(f"queue must be [K, {query.shape[1]}] like the queries, got {list(queue.shape)}")
     with torch.autocast(query.device.type, enabled=False):
-        q, k, negatives = unit(query), unit(keys), unit(queue)
+        q, k, negatives = l2_normalize(query), l2_normalize(keys), l2_normalize(queue)
         lam, partner = mixture.lam.to(q.dtype), mixture.partner
         first = (q * k).sum(1) / temperature
         second = (q * k[partner]).sum(1) / temperature
@@ -91,22 +91,22 @@ def info_nce(
         return (lam * first_loss + (1 - lam) * second_loss).mean()
 
 
-def regression(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpolated: bool = False) -> Tensor:
-    """BYOL's regression, one direction of Eq. 4: `2 - 2 [lam cos(q, z_i) + (1 - lam) cos(q, z_j)]`. Batch mean.
+def byol_loss(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpolated: bool = False) -> Tensor:
+    """BYOL's regression loss, one direction of Eq. 4: `2 - 2 [lam cos(q, z_i) + (1 - lam) cos(q, z_j)]`. Batch mean.
 
     Args:
         prediction: [N, D] predictions from the mixtures.
         target: [N, D] projections of the unmixed other view (detached, in BYOL and SimSiam).
         mixture: of these N images.
-        interpolated: compare with one target instead, the unit vector along `lam z_i + (1 - lam) z_j` (z normalised).
+        interpolated: compare with one target instead, the unit vector along `lam z_i + (1 - lam) z_j` (z normalized).
     """
     check_pair(prediction, target, mixture, "prediction", "target")
     with torch.autocast(prediction.device.type, enabled=False):
-        q, z = unit(prediction), unit(target)
+        q, z = l2_normalize(prediction), l2_normalize(target)
         lam = mixture.lam.to(q.dtype).unsqueeze(1)
         parents = lam * z + (1 - lam) * z[mixture.partner]
         if interpolated:
-            parents = unit(parents)
+            parents = l2_normalize(parents)
         return 2 - 2 * (q * parents).sum(1).mean()
 
 
@@ -120,7 +120,7 @@ def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
     return (parents[rows, None, :, None] == parents[None, :, None, :]).flatten(2).any(2)
 
 
-def unit(features: Tensor) -> Tensor:
+def l2_normalize(features: Tensor) -> Tensor:
     """Features of length one, in float32 at least."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
 

@@ -12,8 +12,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 Module = TypeVar("Module", bound=nn.Module)
 
+SHORT_RUN = 20_000
+"""Optimizer steps below which the published momenta are too slow."""
 
-class Projected(nn.Module):
+
+class EncoderWithProjector(nn.Module):
     """An encoder and the head that is thrown away after pretraining: images [N, C, H, W] -> projections [N, D]."""
 
     def __init__(self, encoder: nn.Module, projector: nn.Module, feature_dim: int) -> None:
@@ -61,25 +64,32 @@ class MLP(nn.Sequential):
     def forward(self, features: Tensor) -> Tensor:
         if self.training and len(features) == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in self):
             raise ValueError(
-                "a batch of one image cannot be batch-normalised: use a batch of at least 2 a process, and drop a "
+                "a batch of one image cannot be batch-normalized: use a batch of at least 2 a process, and drop a "
                 "short last batch (drop_last=True)"
             )
         return cast(Tensor, super().forward(features))  # type: ignore[no-untyped-call]
 
 
 def momentum_copy(online: Module) -> Module:
-    """A copy that takes no gradient and follows by `follow`; its batch norms keep statistics of their own."""
+    """A copy that takes no gradient and follows by `ema_update`; its batch norms keep statistics of their own."""
     return copy.deepcopy(online).requires_grad_(False)
 
 
 def check_momentum(momentum: float) -> None:
-    """Refuse what is no share."""
+    """Raise if the momentum is not in [0, 1]."""
     if not 0 <= momentum <= 1:
         raise ValueError(f"momentum must be within [0, 1], got {momentum}: usual values are 0.99 to 0.999")
 
 
+def momentum_for(momentum: float | None, published: float, steps: int) -> float:
+    """The momentum that was chosen, or else the published one; in a short run the target has to follow faster."""
+    if momentum is not None:
+        return momentum
+    return 0.99 if steps < SHORT_RUN else published
+
+
 @torch.no_grad()
-def follow(target: nn.Module, online: nn.Module, momentum: float) -> None:
+def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
     """`target = momentum * target + (1 - momentum) * online`, for the parameters.
 
     By torch's own lerp over all tensors at once: exact at momentum 0 and 1, and a few kernel launches on an accelerator
@@ -180,7 +190,7 @@ def split_batch_norm(module: nn.Module, splits: int) -> nn.Module:
         split = SplitBatchNorm2d(
             module.num_features, splits, module.eps, module.momentum, module.affine, module.track_running_stats
         )
-        # The very tensors: on their device, trained or not as before, and known to an optimiser.
+        # The very tensors: on their device, trained or not as before, and known to an optimizer.
         split._parameters, split._buffers = module._parameters, module._buffers
         split.train(module.training)
         return split

@@ -6,8 +6,7 @@ from typing import NamedTuple, final
 
 from torch import Tensor
 
-from mixview.either import Either
-from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture, Mixup
+from mixview.mixing import CutMix, Generators, Identity, MixAug, Mixer, Mixture, Mixup, RandomChoice
 
 
 class Term(NamedTuple):
@@ -38,10 +37,12 @@ class Objective:
         if not self.terms:
             raise ValueError("an objective needs a term of positive weight, such as (1.0, CutMix())")
 
-    def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, strength: float = 1.0) -> list[Term]:
-        """One mixture a term, for a batch shaped like `images`: draw once a step, apply to both views."""
-        # A mixer of somebody's own need not know of strength unless it is asked for.
-        options: dict[str, float] = {} if strength == 1 else {"strength": strength}
+    def draw(
+        self, images: Tensor, generator: Generators, *, mix_groups: int = 1, mix_strength: float = 1.0
+    ) -> list[Term]:
+        """One mixture per term, for a batch shaped like `images`: draw once per step, apply to all views."""
+        # A mixer of somebody's own need not know of mix_strength unless it is asked for.
+        options: dict[str, float] = {} if mix_strength == 1 else {"mix_strength": mix_strength}
         return [
             Term(weight, mixer.draw(images, generator, mix_groups=mix_groups, **options))
             for weight, mixer in self.terms
@@ -67,11 +68,11 @@ def wbsim(w1: float = 0.5, w2: float = 0.5, mixer: Mixer | None = None) -> Objec
 
 
 def unmix(mixer: Mixer | None = None) -> Objective:
-    """Un-Mix (Shen et al., 2022): SIM and a mixed term, of equal weight; CutMix or Mixup, one lam a batch.
+    """Un-Mix (Shen et al., 2022): SIM and a mixed term, of equal weight; CutMix or Mixup, one lam per batch.
 
     For MoCo as it is, and for the others inside `mixview.methods.UnMix`.
     """
-    return Objective([(1.0, mixer or Either(Mixup(), CutMix())), (1.0, Identity())])
+    return Objective([(1.0, mixer or RandomChoice(Mixup(), CutMix())), (1.0, Identity())])
 
 
 def mixaug(mixer: Mixer | None = None) -> Objective:

@@ -4,14 +4,14 @@
     mode: Literal["random", "center"] = "random"
     check_options(self, "crop")                               # in its __post_init__
 
---crop.mode must be random or center, got 'centre': did you mean center?
+--crop.mode must be random or center, got 'center': did you mean center?
 """
 
 import difflib
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -84,25 +84,31 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0)]
 Share = Annotated[float, AtLeast(0), AtMost(1)]
 
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
+SourceOptions = dict[str, str | bool | int | float | None]
+"""Options of a dataset, plain values by name."""
+
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 MAX_SHOWN = 200
 ROOM = "not empty"
 """Of an `Annotated[str, ROOM]`."""
 
 
-def check_options(options: Any, group: str = "") -> None:
+def check_options(options: Any, group: str = "", prefix: str = "--") -> None:
     """Raise ValueError if a field of a dataclass is not what its type allows.
 
     Types are read as deep as unions, literals, limits, tuples, lists and dictionaries go; other types allow anything.
 
     Args:
         group: the options' name on the command line, where they are part of others.
+        prefix: "--" for options of the command line, nothing for settings of a file.
     """
     hints = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
         value = getattr(options, field.name)
         if not allows(hints[field.name], value):
-            name = f"--{group}.{field.name}" if group else f"--{field.name}"
+            name = f"{prefix}{group}.{field.name}" if group else f"{prefix}{field.name}"
             raise ValueError(
                 f"{name} must be {describe(hints[field.name])}, got {brief(value)}{suggest(hints[field.name], value)}"
             )
@@ -170,8 +176,11 @@ def brief(value: object) -> str:
 def suggest(hint: Any, value: object) -> str:
     """The value that was probably meant, of a type that has a few."""
     parts = [hint, *get_args(hint)]
-    choices = [each for part in parts if get_origin(part) is Literal for each in get_args(part)]
-    if not isinstance(value, str) or len(value) > MAX_SHOWN:
-        return ""
-    close = difflib.get_close_matches(value, [str(each) for each in choices], n=1)
+    choices = [str(each) for part in parts if get_origin(part) is Literal for each in get_args(part)]
+    return did_you_mean(value, choices) if isinstance(value, str) else ""
+
+
+def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """ ": did you mean x?" for the choice that is most like a value, or nothing if none is."""
+    close = difflib.get_close_matches(value[:MAX_SHOWN], choices, n=1, cutoff=cutoff)
     return f": did you mean {close[0]}?" if close else ""

@@ -9,6 +9,7 @@ there are none: the end of the run says how many.
 
 import os
 import tempfile
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
@@ -31,25 +32,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOWEST = (
-    "test_code_execution.py",
-    "test_options.py",
+    "hostile/test_code_execution.py",
+    "hostile/test_options.py",
     "test_documented_commands.py",
-    "test_running.py",
+    "experiments/test_runner.py",
+    "experiments/test_own_code.py",
     "test_examples.py",
-    "test_training_runs.py",
-    "test_exporting.py",
-    "test_scale_out.py",
+    "evaluate/test_training_runs.py",
+    "encoders/export/test_command.py",
+    "train/test_scale_out.py",
     "test_distributed.py",
-    "test_judging.py",
-    "test_fuzzing.py",
-    "test_bombs.py",
+    "evaluate/test_protocols.py",
+    "evaluate/detection/test_protocol.py",
+    "hostile/test_fuzzing.py",
+    "hostile/test_bombs.py",
 )
 """Files that take a minute or more: they come first, so that no process is left alone with one of them at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(SLOWEST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(SLOWEST)))
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: places.get(item.path.relative_to(tests).as_posix(), len(SLOWEST)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

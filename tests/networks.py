@@ -39,7 +39,7 @@ SMALL_QUEUE = {"dim": 5, "queue_size": 24, "momentum": 0.9}
 
 RELATIVES: dict[str, Callable[[bool], Method]] = {
     "imix": lambda norm: i_mix(encoder(norm), WIDTH, MLP((WIDTH, WIDTH, 5), norm)),
-    "imix-moco": lambda norm: moco_v2(encoder(norm), WIDTH, contrast=batch_keys, **SMALL_QUEUE),
+    "imix-moco": lambda norm: moco_v2(encoder(norm), WIDTH, loss_fn=batch_keys, **SMALL_QUEUE),
     "mixco": lambda norm: moco_mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
     "mochi": lambda norm: moco_mochi(encoder(norm), WIDTH, hardest=6, pairs=4, with_query=3, **SMALL_QUEUE),
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),
@@ -52,7 +52,7 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "sim": sim,
-    "bsim": lambda: bsim(CutMix(per_sample=True)),
+    "bsim": lambda: bsim(CutMix(lam_per="image")),
     "wbsim": wbsim,
     "mixaug": mixaug,
     "own": lambda: Objective([(0.2, Mixup(partner="permutation")), (0.3, Identity()), (0.7, CutMix(0.5))]),

@@ -12,6 +12,8 @@ import hashlib
 import io
 import itertools
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -22,14 +24,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from mixview.detection.judging import detect
-from mixview.evaluate import judging
-from mixview.train.pretraining import from_plain
-from mixview.train.run_folder import read_metrics
-from mixview.train.settings import MethodName
-from tests.detection.tiny import C4, FPN, SCALES, SCENES
+from mixview import extensions
+from mixview.evaluate import evaluate
+from mixview.runs.run_directory import read_metrics
+from mixview.train.pretraining import pretrain as train
+from tests.evaluate.detection.tiny import C4, FPN, SCALES, SCENES
 
-METHODS = MethodName.__args__  # type: ignore[attr-defined]
+METHODS = extensions.METHODS.names()
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.03, "momentum": 0.9, "weight_decay": 1e-4},
     "lars": {"name": "lars", "lr": 0.3, "weight_decay": 1e-6, "warmup_epochs": 1.0},
@@ -37,12 +38,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixup": {"mixer": "mixup", "alpha": 0.5},
-    "either": {"mixer": "either"},
-    "one-lam": {"per_sample": False},
+    "random_choice": {"mixer": "random_choice"},
+    "one-lam": {"lam_per": "batch"},
     "permutation": {"partner": "permutation"},
-    "fold": {"fold": True},
-    "half": {"share": 0.5},
-    "ramp": {"ramp": (0.2, 0.8)},
+    "fold": {"lam_at_least_half": True},
+    "half": {"prob": 0.5},
+    "warmup": {"warmup": (0.2, 0.8)},
     "groups": {"mix_groups": 2},
     "weights": {"weight": 0.3, "sim_weight": 0.7},
 }
@@ -54,15 +55,22 @@ def pretrain(out: Path, **options: Any) -> list[object]:
         "data": "scenes",
         "data_options": {"count": 48, "size": 32},
         "backbone": "small",
-        "batch": 16,
+        "batch_size": 16,
         "epochs": 2,
         "workers": 0,
         "accelerator": "cpu",
         "out": str(out),
     }
-    watch = {"log_every": 1, "look_every": 0, "tensorboard": False, "estimate": False} | options.pop("watch", {})
-    groups = {"watch": watch} | {name: options.pop(name) for name in ("mixing", "head", "optimizer") if name in options}
-    from_plain(settings | options | groups).run()
+    watch = {"log_every": 1, "eval_every": 0, "tensorboard": False, "estimate": False} | options.pop("monitor", {})
+    groups = {"monitor": watch} | {name: options.pop(name) for name in ("mixing", "optimizer") if name in options}
+    settings |= options | groups
+    if settings.get("devices", 1) == 1:
+        train(**settings)
+    else:  # the second process is started by the same command again
+        code = f"from mixview.train.pretraining import pretrain; pretrain(**{settings!r})"
+        (out.parent / "run.py").write_text(f'if __name__ == "__main__":\n    {code}\n')
+        environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
+        subprocess.run([sys.executable, out.parent / "run.py"], check=True, capture_output=True, env=environment)
     weights = load_file(out / "encoder.safetensors")
     digest = hashlib.sha256()
     for name in sorted(weights):
@@ -88,7 +96,7 @@ def pretrainings() -> Iterator[tuple[str, Callable[[Path], object]]]:
             f"{method}/{objective}/{name}",
             lambda out, m=method, o=objective, p=optimizer: pretrain(out, method=m, objective=o, optimizer=p),
         )
-    unmix = {"mixer": "either", "per_sample": False}
+    unmix = {"mixer": "random_choice", "lam_per": "batch"}
     for method in METHODS:
         yield f"{method}/mixaug", lambda out, m=method: pretrain(out, method=m, objective="mixaug")
         yield f"{method}/unmix", lambda out, m=method: pretrain(out, method=m, objective="unmix", mixing=unmix)
@@ -108,15 +116,15 @@ def pretrainings() -> Iterator[tuple[str, Callable[[Path], object]]]:
         ),
     }
     for name, (method, head) in heads.items():
-        yield f"head/{name}", lambda out, m=method, h=head: pretrain(out, method=m, head=h)
+        yield f"head/{name}", lambda out, m=method, h=head: pretrain(out, method={"name": m, **h})
     around: dict[str, dict[str, Any]] = {
-        "monitor": {"watch": {"look_every": 1}},
-        "accumulate": {"accumulate": 2},
-        "grad-cache": {"accumulate": 2, "exact_batch": True},
+        "monitor": {"monitor": {"eval_every": 1}},
+        "accumulate": {"accumulate_grad_batches": 2},
+        "grad-cache": {"accumulate_grad_batches": 2, "grad_cache": True},
         "clip": {"optimizer": {"name": "sgd", "lr": 1.0, "clip": 0.1, "schedule": "steps", "milestones": (1,)}},
         "resnet18": {"backbone": "resnet18", "method": "simsiam", "epochs": 1},
-        "views-64": {"size": 64, "augment": "byol", "smallest_crop": 0.3},
-        "views-on-device": {"augment_on": "device"},
+        "views-64": {"size": 64, "augment": "byol", "min_crop_scale": 0.3},
+        "views-on-device": {"augment_device": "device"},
         "gray": {"channels": 1},
         "seed": {"seed": 7},
     }
@@ -127,7 +135,7 @@ def pretrainings() -> Iterator[tuple[str, Callable[[Path], object]]]:
         yield f"two-processes/{method}", lambda out, m=method: pretrain(out, method=m, devices=2)
     yield (
         "two-processes/grad-cache",
-        lambda out: pretrain(out, method="simclr", devices=2, accumulate=2, exact_batch=True),
+        lambda out: pretrain(out, method="simclr", devices=2, accumulate_grad_batches=2, grad_cache=True),
     )
 
 
@@ -146,43 +154,47 @@ def evaluations() -> Iterator[tuple[str, Callable[[Path], object]]]:
         "device": "cpu",
         "workers": 0,
     }
-    trained = {"epochs": 2, "batch": 32, "logging": judging.Logging(tensorboard=False)}
-    cases: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-        "knn": (judging.knn, {}),
-        "knn-5": (judging.knn, {"k": 5, "temperature": 0.5}),
-        "svm": (judging.svm, {}),
-        "svm-crop": (judging.svm, {"shown": "crop", "stage": "avgpool"}),
-        "lowshot": (judging.lowshot, {"shots": [1, 4], "samples": 2}),
-        "linear": (judging.linear, trained),
-        "linear-byol": (judging.linear, trained | {"recipe": "byol"}),
-        "linear-fast": (judging.linear, {"fast": True}),
-        "linear-sgd": (judging.linear, {"fast": True, "solver": "sgd", "epochs": 3}),
-        "probe": (judging.probe, trained),
-        "semi": (judging.semi, trained | {"fractions": [0.5]}),
-        "supervised": (judging.supervised, trained),
+    trained = {"epochs": 2, "batch_size": 32, "logging": {"tensorboard": False}}
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "knn": ("knn", {}),
+        "knn-5": ("knn", {"k": 5, "temperature": 0.5}),
+        "svm": ("svm", {}),
+        "svm-crop": ("svm", {"resize": "crop", "stage": "avgpool"}),
+        "lowshot": ("low-shot", {"shots": [1, 4], "samples": 2}),
+        "linear": ("linear", trained),
+        "linear-byol": ("linear", trained | {"schedule": "byol"}),
+        "linear-fast": ("linear", {"fast": True}),
+        "linear-sgd": ("linear", {"fast": True, "solver": "sgd", "epochs": 3}),
+        "probe": ("probe", trained),
+        "semi": ("semi-supervised", trained | {"fractions": [0.5]}),
+        "supervised": ("supervised", trained),
     }
-    for name, (evaluate, options) in cases.items():
+    for name, (protocol, options) in cases.items():
         yield (
             f"evaluate/{name}",
-            lambda out, e=evaluate, o=options: [plain(e("random", **shared, **o, out=str(out))), *losses(out)],
+            lambda out, p=protocol, o=options: [
+                plain(evaluate("random", p, **shared, **o, out=str(out))),
+                *losses(out),
+            ],
         )
     for name, model in (("c4", C4), ("fpn", FPN)):
-        yield f"evaluate/detection-{name}", lambda out, m=model: [*map(plain, detections(out, m)), *losses(out)]
+        yield f"evaluate/detection-{name}", lambda out, m=model: [plain(detection(out, m)), *losses(out)]
 
 
-def detections(out: Path, model: dict[str, Any]) -> list[Any]:
-    return detect(
+def detection(out: Path, model: dict[str, Any]) -> Any:
+    return evaluate(
         "random",
-        protocol="small-c4",
+        "detection",
+        recipe="small-c4",
         backbone="small",
         data="scenes",
         data_options=SCENES,
         model=model | {"proposals": 10},
         scales=SCALES,
         iterations=4,
-        batch=2,
+        batch_size=2,
         precise_bn=2,
-        questions=3,
+        max_test_images=3,
         workers=0,
         device="cpu",
         out=str(out),

@@ -57,8 +57,8 @@ def info_nce(
     return total / len(query)
 
 
-def regression(prediction: Tensor, target: Tensor, mixture: Mixture, interpolated: bool = False) -> Tensor:
-    """Eq. 4, one direction; or, interpolated, against the normalised point between the two parents."""
+def byol_loss(prediction: Tensor, target: Tensor, mixture: Mixture, interpolated: bool = False) -> Tensor:
+    """Eq. 4, one direction; or, interpolated, against the normalized point between the two parents."""
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(prediction)):
         j, lam = int(mixture.partner[i]), float(mixture.lam[i])
@@ -108,7 +108,7 @@ def mochi(query: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, tau: flo
 
 
 def sinkhorn(scores: Tensor, epsilon: float, iterations: int) -> Tensor:
-    """SwAV's listing: the matrix Q (prototypes by images) normalised to rows of 1/K and columns of 1/B, in turn."""
+    """SwAV's listing: the matrix Q (prototypes by images) normalized to rows of 1/K and columns of 1/B, in turn."""
     q = torch.exp(scores / epsilon).T
     q = q / q.sum()
     for _ in range(iterations):

@@ -26,7 +26,7 @@ from mixview.distributed import (
     unshuffle,
     world_size,
 )
-from mixview.losses import unit
+from mixview.losses import l2_normalize
 from mixview.methods import backward
 from mixview.nn import SplitBatchNorm2d, split_batch_norm
 from tests.networks import METHODS, OBJECTIVES, RELATIVES
@@ -92,7 +92,7 @@ def train(
         if gradients is None:
             gradients = [p.grad.clone() for p in method.parameters() if p.grad is not None]
         optimizer.step()
-        method.advance(targets, progress=step / STEPS)
+        method.update(targets, progress=step / STEPS)
         losses.append(loss)
     state = {key: value for key, value in method.state_dict().items() if isinstance(value, Tensor)}
     return {"losses": torch.stack(losses), "gradients": gradients, "state": state, "notes": notes}
@@ -140,7 +140,7 @@ def sync_batch_norms() -> dict[str, Any]:
 
 
 def shuffled_statistics() -> Tensor:
-    """Keys of MoCo with real batch norms: each process normalises over images of both."""
+    """Keys of MoCo with real batch norms: each process normalizes over images of both."""
     torch.manual_seed(0)
     method = METHODS["moco-v2"](True).double()
     images = torch.rand(WORLD * 4, 3, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -259,7 +259,7 @@ def test_shuffle_deals_out_everything_and_unshuffle_restores(world) -> None:
     assert world[1][1]["collectives"]["restored"] == [100, 101, 102, 103]
 
 
-def test_shuffled_keys_are_normalised_over_both_processes(world) -> None:
+def test_shuffled_keys_are_normalized_over_both_processes(world) -> None:
     """One process with the same permutation and split batch norm gives the same keys."""
     torch.manual_seed(0)
     method = METHODS["moco-v2"](True).double()
@@ -267,7 +267,7 @@ def test_shuffled_keys_are_normalised_over_both_processes(world) -> None:
     permutation = torch.randperm(WORLD * 4, generator=torch.Generator().manual_seed(0))
     target = split_batch_norm(method.target, WORLD)
     assert any(isinstance(part, SplitBatchNorm2d) for part in target.modules())
-    expected = unit(target(images[permutation]))[torch.argsort(permutation)]
+    expected = l2_normalize(target(images[permutation]))[torch.argsort(permutation)]
     torch.testing.assert_close(torch.cat([extra["keys"] for _, extra in world]), expected)
 
 
@@ -281,7 +281,7 @@ def test_batches_that_differ_are_refused_on_every_process(world) -> None:
 
 def test_world_sizes_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match=r"one of 4 processes.*torch.distributed is not initialised"):
+    with pytest.raises(RuntimeError, match=r"one of 4 processes.*torch.distributed is not initialized"):
         world_size()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

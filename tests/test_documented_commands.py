@@ -21,26 +21,27 @@ import torchvision
 from PIL import Image
 
 from mixview.cli import main
-from mixview.data.layouts import write
-from mixview.data.scenes import Scenes
+from mixview.data.synthetic.scenes import Scenes
+from mixview.data.synthetic.writers import write
 from tests.test_documents import DOCUMENTS, ROOT, blocks
 
-LEARN_LITTLE = "--size 16 --batch 8 --epochs 2 --backbone small --workers 0 --watch.estimate false"
-JUDGE_LITTLE = "--size 16 --workers 0"
-DETECT_LITTLE = """--trials 1 --iterations 2 --batch 2 --devices 1 --precision 32-true --questions 3 --workers 0
+LEARN_LITTLE = "--size 16 --batch_size 8 --epochs 2 --backbone small --workers 0 --no_monitor.estimate"
+EVALUATE_LITTLE = "--size 16 --workers 0"
+DETECT_LITTLE = """--trials 1 --iterations 2 --batch_size 2 --devices 1 --precision 32-true --max_test_images 3
+    --workers 0
     --precise_bn 1 --model.regions 8 --model.proposals 10 --scales.train [32] --scales.test 32 --scales.longest 64"""
 SMALLER = {
     "pretrain .*--resume": "--epochs 3",
     "pretrain .*--devices": f"{LEARN_LITTLE} --devices 1",
     "pretrain": LEARN_LITTLE,
-    "evaluate linear .*--fast": JUDGE_LITTLE,
-    "evaluate linear .*--devices": f"{JUDGE_LITTLE} --epochs 1 --batch 16 --devices 1 --precision 32-true",
-    "evaluate (linear|all|semi)": f"{JUDGE_LITTLE} --epochs 1 --batch 16",
+    "evaluate linear .*--fast": EVALUATE_LITTLE,
+    "evaluate linear .*--devices": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16 --devices 1 --precision 32-true",
+    "evaluate (linear|all|semi-supervised)": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16",
     "evaluate detection": DETECT_LITTLE,
     "evaluate show": "",
-    "evaluate": JUDGE_LITTLE,
+    "evaluate": EVALUATE_LITTLE,
     "embed .*--devices": "--devices 2 --workers 0",
-    "embed|neighbours|figure tsne-mixtures": "--workers 0",
+    "embed|neighbors|figure tsne-mixtures": "--workers 0",
     "report": "--workers 0 --images 20",
     "figure tsne-classes": "--workers 0 --classes 3 --images 4 --augmentations 2 --samples 1 --data imagenette/",
     "figure cost": "--methods [simclr] --backbone small --size 16 --rounds 1",
@@ -73,7 +74,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy("photos/1.jpg", copy)
         shutil.copy("photos/2.jpg", "photos/one.jpg")
         write([Scenes(60, 32), Scenes(30, 32, split="val")], "imagenette", progress=False)
-        for copy in ("labelled", "DATA/imagenet"):
+        for copy in ("labeled", "DATA/imagenet"):
             shutil.copytree("imagenette", copy)
         several = [Scenes(12, 32, 0, split, "multiple") for split in ("train", "test", "val")]
         write(several[:2], "voc", "voc", progress=False)
@@ -96,7 +97,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("second", "wbsim", 1),
         ):
             main([*learn, "--objective", objective, "--mixing.alpha", str(alpha), "--out", f"runs/{name}"])
-            main(["evaluate", "knn", f"runs/{name}", "--data", "imagenette/", *JUDGE_LITTLE.split()])
+            main(["evaluate", "knn", f"runs/{name}", "--data", "imagenette/", *EVALUATE_LITTLE.split()])
     return folder
 
 

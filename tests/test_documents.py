@@ -3,13 +3,15 @@
 Shell blocks are run by tests/test_documented_commands.py.
 """
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from mixview.study import grid
+from mixview.data.augment.policies import load_policy
+from mixview.experiments import results
+from mixview.experiments import spec as grid
+from mixview.train.config import to_plain
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if not {"generated", "_build"} & set(path.parts)]
@@ -37,13 +39,16 @@ def test_every_block_has_a_language_that_is_checked() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_yaml_blocks_are_studies(path: Path, tmp_path: Path) -> None:
+def test_yaml_blocks_are_studies_or_policies(path: Path, tmp_path: Path) -> None:
     for block in blocks(path, "yaml"):
         file = tmp_path / "mine.yaml"
         file.write_text(block)
+        if path.name == "augmentations.md":
+            assert load_policy(file)
+            continue
         study = grid.read(str(file))
-        assert study.cells
-        assert all(cell.pretraining.config() for cell in study.cells)
+        assert study.runs
+        assert all(to_plain(run.pretraining) for run in study.runs)
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
@@ -88,12 +93,13 @@ PER_BATCH = {
 
 def test_documents_say_that_the_study_has_one_lam_per_image() -> None:
     """The paper has one per batch: wherever BSIM is shown behind SIM, this is said, with the exceptions."""
-    found = set()
-    for path in sorted((ROOT / "study").glob("*/*.json")):
-        result = json.loads(path.read_text())
-        if result["settings"].get("objective", "sim") != "sim" and not result["settings"]["mixing.per_sample"]:
-            found.add((path.parent.name, result["objective"]))
-    assert found == PER_BATCH
+    per_batch = {
+        (study, result.objective)
+        for study, records in results.read_all(ROOT / "study").items()
+        for result in records
+        if result.settings.get("objective", "sim") != "sim" and result.settings["mixing.lam_per"] == "batch"
+    }
+    assert per_batch == PER_BATCH
     readme = (ROOT / "README.md").read_text().partition("## Does mixing pay?")[2].partition("\n## ")[0]
     assert "All mixtures in these tables have one λ per image, where the paper draws one λ per batch" in readme
     assert "BSIM is behind SIM here with one λ per image" in readme

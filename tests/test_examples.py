@@ -41,7 +41,7 @@ def test_example_runs(command: list[str], tmp_path: Path) -> None:
         assert '"paper":null' in page
         assert '"paper":{' not in page
         return
-    assert "right class of the nearest neighbour" in run.stdout
+    assert "right class of the nearest neighbor" in run.stdout
     if command[0] == "plain_pytorch.py":
         assert (tmp_path / "demo" / "mixtures.png").stat().st_size > 1000
 

@@ -1,12 +1,14 @@
 """No step may wait for the accelerator. Fake CUDA tensors have shapes and no values: reading one is an error."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from mixview import CutMix, Identity, MixAug, Mixup, mixture_generators
-from mixview.losses import info_nce, nt_xent, regression
+from mixview.losses import byol_loss, info_nce, nt_xent
 from mixview.methods import MoCo, backward
 from tests.networks import METHODS, OBJECTIVES
 
@@ -16,12 +18,12 @@ def test_fake_tensors_catch_a_sync() -> None:
         torch.rand(3, device="cuda")[0].item()
 
 
-@pytest.mark.parametrize("per_sample", [True, False])
+@pytest.mark.parametrize("lam_per", ["image", "batch"])
 @pytest.mark.parametrize("partner", ["reversal", "permutation"])
-def test_drawing_and_mixing(per_sample: bool, partner: str) -> None:
+def test_drawing_and_mixing(lam_per: Literal["batch", "image"], partner: Literal["reversal", "permutation"]) -> None:
     with FakeTensorMode():
         images = torch.rand(6, 3, 8, 8, device="cuda")
-        mixers = [mixer(0.5, per_sample, partner, True) for mixer in (CutMix, Mixup)]
+        mixers = [mixer(0.5, lam_per, partner, True) for mixer in (CutMix, Mixup)]
         for mixer in (*mixers, Identity(), MixAug(mixers[0])):
             mixture = mixer.draw(images, torch.Generator(), mix_groups=2)
             assert mixture(images).device == images.device
@@ -31,8 +33,8 @@ def test_drawing_and_mixing(per_sample: bool, partner: str) -> None:
 def test_losses() -> None:
     with FakeTensorMode():
         images, z = torch.rand(6, 3, 8, 8, device="cuda"), torch.rand(6, 4, device="cuda")
-        mixture = CutMix(per_sample=True).draw(images, torch.Generator())
-        losses = nt_xent(z, z, mixture, 0.1), info_nce(z, z, z, mixture, 0.1), regression(z, z, mixture)
+        mixture = CutMix(lam_per="image").draw(images, torch.Generator())
+        losses = nt_xent(z, z, mixture, 0.1), info_nce(z, z, z, mixture, 0.1), byol_loss(z, z, mixture)
         assert all(loss.device == z.device for loss in losses)
 
 
@@ -58,5 +60,5 @@ def test_a_step_of_every_method(name: str, objective: str) -> None:
         terms = OBJECTIVES[objective]().draw(views[0], mixture_generators(0, 0))
         # Autograd itself wants a real device; nothing of ours runs in the backward.
         _, targets = backward(method, views, terms, call=lambda loss: None)
-        method.advance(targets, progress=0.5)
+        method.update(targets, progress=0.5)
         assert not isinstance(method, MoCo) or method.queue.keys.device.type == "cuda"

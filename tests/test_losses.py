@@ -6,7 +6,7 @@ from lightly.loss import NegativeCosineSimilarity, NTXentLoss
 from torch import Tensor
 
 from mixview import CutMix, Identity, Mixture, Mixup
-from mixview.losses import info_nce, nt_xent, regression
+from mixview.losses import byol_loss, info_nce, nt_xent
 from tests import reference
 
 LAMS = ("any", "one", "zero", "bits", "constant")
@@ -86,8 +86,8 @@ def test_info_nce_is_equation_3(mixture: Mixture, k: int, tau: float, seed: int,
 def test_regression_is_equation_4(mixture: Mixture, seed: int, interpolated: bool) -> None:
     n = len(mixture)
     assert_same_value_and_gradient(
-        lambda p, z: regression(p, z, mixture, interpolated=interpolated),
-        lambda p, z: reference.regression(p, z, mixture, interpolated),
+        lambda p, z: byol_loss(p, z, mixture, interpolated=interpolated),
+        lambda p, z: reference.byol_loss(p, z, mixture, interpolated),
         features(n, 5, seed),
         features(n, 5, seed + 1),
     )
@@ -114,9 +114,7 @@ def test_identity_is_lightlys_nt_xent_with_a_memory_bank(tau: float) -> None:
 def test_identity_is_lightlys_negative_cosine_similarity() -> None:
     p, z = features(8, 16, 0, torch.float32), features(8, 16, 1, torch.float32)
     mixture = Identity().draw(torch.zeros(8, 3, 4, 4))
-    torch.testing.assert_close(
-        regression(p, z, mixture), 2 + 2 * NegativeCosineSimilarity()(p, z), rtol=1e-6, atol=1e-6
-    )
+    torch.testing.assert_close(byol_loss(p, z, mixture), 2 + 2 * NegativeCosineSimilarity()(p, z), rtol=1e-6, atol=1e-6)
 
 
 def losses_of(mixture: Mixture, anchors: Tensor, targets: Tensor, queue: Tensor) -> list[Tensor]:
@@ -124,14 +122,14 @@ def losses_of(mixture: Mixture, anchors: Tensor, targets: Tensor, queue: Tensor)
         nt_xent(anchors, targets, mixture, 0.1),
         info_nce(anchors, targets, queue, mixture, 0.1),
         info_nce(anchors, targets, queue, mixture, 0.1, other_parent=True),
-        regression(anchors, targets, mixture),
-        regression(anchors, targets, mixture, interpolated=True),
+        byol_loss(anchors, targets, mixture),
+        byol_loss(anchors, targets, mixture, interpolated=True),
     ]
 
 
-@pytest.mark.parametrize("mixer", [CutMix(), CutMix(per_sample=True), Mixup(), Mixup(partner="permutation")], ids=repr)
+@pytest.mark.parametrize("mixer", [CutMix(), CutMix(lam_per="image"), Mixup(), Mixup(partner="permutation")], ids=repr)
 @pytest.mark.parametrize("n", [1, 7, 8])
-def test_lam_1_is_identity_and_lam_0_its_relabelling(mixer: CutMix | Mixup, n: int) -> None:
+def test_lam_1_is_identity_and_lam_0_its_relabeling(mixer: CutMix | Mixup, n: int) -> None:
     generator = torch.Generator().manual_seed(3)
     images = torch.rand(n, 3, 16, 16)
     targets, queue = features(n, 4, 1), features(6, 4, 2)
@@ -144,21 +142,21 @@ def test_lam_1_is_identity_and_lam_0_its_relabelling(mixer: CutMix | Mixup, n: i
 
     zero = mixer.draw(images, generator, lam=0.0)
     assert torch.equal(zero(images), images[zero.partner])
-    relabelled = losses_of(zero, encode(zero(images).double()), targets, queue)
-    torch.testing.assert_close(relabelled, plain, rtol=1e-12, atol=1e-12)
+    relabeled = losses_of(zero, encode(zero(images).double()), targets, queue)
+    torch.testing.assert_close(relabeled, plain, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_autocast_at_a_low_temperature(dtype: torch.dtype) -> None:
     # Lengths beyond float16's range once squared, logits up to 100: nothing may overflow.
     anchors, targets, queue = (features(8, 64, s, torch.float32) * 100 for s in range(3))
-    mixture = Mixup(per_sample=True).draw(torch.zeros(8, 3, 4, 4), torch.Generator().manual_seed(0))
+    mixture = Mixup(lam_per="image").draw(torch.zeros(8, 3, 4, 4), torch.Generator().manual_seed(0))
     low = [x.to(dtype).requires_grad_() for x in (anchors, targets, queue)]
     exact = [x.detach().double() for x in low]
     for function in (
         lambda a, b, c: nt_xent(a, b, mixture, 0.01),
         lambda a, b, c: info_nce(a, b, c, mixture, 0.01),
-        lambda a, b, c: regression(a, b, mixture),
+        lambda a, b, c: byol_loss(a, b, mixture),
     ):
         with torch.autocast("cpu", dtype=dtype):
             loss = function(*low)
@@ -198,7 +196,7 @@ def test_shapes_that_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match=r"mixed_z and plain_z must both be \[N, D\], got \[4, 3\] and \[5, 3\]"):
         nt_xent(z, features(5, 3, 0), mixture, 0.1)
     with pytest.raises(ValueError, match=r"got \[4, 3\] and \[4, 2\]"):
-        regression(z, features(4, 2, 0), mixture)
+        byol_loss(z, features(4, 2, 0), mixture)
     with pytest.raises(ValueError, match=r"queue must be \[K, 3\]"):
         info_nce(z, z, features(6, 2, 0), mixture, 0.1)
     with pytest.raises(ValueError, match=r"a mixture of 4 images needs partner and lam of shape \[4\], got \[5\]"):
@@ -209,4 +207,4 @@ def test_a_mixture_gone_bad_is_refused_by_the_losses_too() -> None:
     z, mixture = features(4, 3, 0), any_mixture(4, 0, "any", "reversal")
     mixture.lam[2] = float("nan")
     with pytest.raises(ValueError, match=r"lam is a share of pixels and must be within \[0, 1\], got nan"):
-        regression(z, z, mixture)
+        byol_loss(z, z, mixture)

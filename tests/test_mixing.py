@@ -1,11 +1,14 @@
+from typing import Any, ClassVar
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
 from mixview import CutMix, Identity, MixAug, Mixture, Mixup, mixture_generators
-from mixview.mixing import BetaMixer, Paste, cutmix_box, strength_at, symmetric_beta
+from mixview.mixing import BetaMixer, Paste, cutmix_box, mix_strength_at, symmetric_beta
 from tests.reference import count_unchanged
 
 
@@ -23,14 +26,14 @@ def distinct(n: int, height: int, width: int, channels: int = 1) -> torch.Tensor
     height=st.integers(1, 12),
     width=st.integers(1, 12),
     alpha=st.sampled_from((1e-3, 0.25, 1.0, 4.0)),
-    per_sample=st.booleans(),
+    lam_per=st.sampled_from(["batch", "image"]),
     partner=st.sampled_from(("reversal", "permutation")),
     seed=st.integers(0, 10**9),
 )
 @settings(max_examples=1000, deadline=None)
-def test_cutmix_lam_is_the_share_of_pixels_kept(n, height, width, alpha, per_sample, partner, seed) -> None:
+def test_cutmix_lam_is_the_share_of_pixels_kept(n, height, width, alpha, lam_per, partner, seed) -> None:
     images = distinct(n, height, width)
-    mixture = CutMix(alpha, per_sample=per_sample, partner=partner).draw(images, seeded(seed))
+    mixture = CutMix(alpha, lam_per=lam_per, partner=partner).draw(images, seeded(seed))
     mixed = mixture(images)
     for i in range(n):
         if mixture.partner[i] == i:
@@ -46,11 +49,11 @@ def test_lam_before_clipping_is_beta(alpha: float) -> None:
     drawn = []
 
     class Spy(BetaMixer):
-        def compose(self, images, partner, lam, centre):
+        def compose(self, images, partner, lam, uniform):
             drawn.append(lam)
-            return Mixup.compose(self, images, partner, lam, centre)
+            return Mixup.compose(self, images, partner, lam, uniform)
 
-    Spy(alpha, per_sample=True).draw(torch.zeros(20_000, 1, 1, 1), seeded(7))
+    Spy(alpha, lam_per="image").draw(torch.zeros(20_000, 1, 1, 1), seeded(7))
     lam, beta = drawn[0].numpy(), stats.beta(alpha, alpha)
     # A small alpha rounds to exactly 0 or 1 much of the time. So: both halves weigh the same; below what float64 can
     # tell from 0 there is as much as there should be; and between the two the distribution is the right one.
@@ -76,18 +79,18 @@ def test_symmetric_beta_stays_in_range_at_the_ends_of_its_uniforms() -> None:
 
 def test_cutmix_at_a_tiny_alpha_is_all_of_one_parent_or_all_of_the_other() -> None:
     images = torch.rand(2000, 1, 8, 8)
-    lam = CutMix(1e-3, per_sample=True).draw(images, seeded()).lam
+    lam = CutMix(1e-3, lam_per="image").draw(images, seeded()).lam
     whole = (lam == 0) | (lam == 1)
     assert whole.float().mean() > 0.95
     assert abs((lam == 1).float().mean() - 0.5) < 0.05
 
 
 def test_no_parent_has_an_invisible_weight() -> None:
-    lam = Mixup(1e-3, per_sample=True).draw(torch.rand(5000, 1, 2, 2), seeded()).lam
+    lam = Mixup(1e-3, lam_per="image").draw(torch.rand(5000, 1, 2, 2), seeded()).lam
     assert ((1 - lam == 1) == (lam == 0)).all()
 
 
-def test_box_centres_are_uniform_and_sides_keep_the_aspect_ratio() -> None:
+def test_box_centers_are_uniform_and_sides_keep_the_aspect_ratio() -> None:
     height, width, n = 60, 200, 20_000
     uniform = torch.rand(n, 3, generator=seeded(), dtype=torch.float64)
     lam = 0.9 + 0.1 * uniform[:, 0]  # small boxes: those away from the border are not clipped
@@ -97,16 +100,16 @@ def test_box_centres_are_uniform_and_sides_keep_the_aspect_ratio() -> None:
         assert ((start + stop)[inside] / 2 - (position * size)[inside]).abs().max() <= 0.5 + 1e-9
         assert ((stop - start)[inside] - ((1 - lam).sqrt() * size)[inside]).abs().max() <= 1
     # The positions themselves, as CutMix draws them.
-    centres = []
+    centers = []
 
     class Spy(BetaMixer):
-        def compose(self, images, partner, lam, centre):
-            centres.append(centre)
-            return CutMix.compose(self, images, partner, lam, centre)
+        def compose(self, images, partner, lam, uniform):
+            centers.append(uniform)
+            return CutMix.compose(self, images, partner, lam, uniform)
 
-    Spy(per_sample=True).draw(torch.zeros(n, 1, 4, 4), seeded(11))
+    Spy(lam_per="image").draw(torch.zeros(n, 1, 4, 4), seeded(11))
     for axis in range(2):
-        assert stats.kstest(centres[0][:, axis].numpy(), "uniform").pvalue > 0.01
+        assert stats.kstest(centers[0][:, axis].numpy(), "uniform").pvalue > 0.01
     # Away from the borders, the area is right on average.
     area = ((bottom - top) * (right - left))[inside] / (height * width)
     assert abs(float((area - (1 - lam)[inside]).mean())) < 1e-3
@@ -128,44 +131,44 @@ def test_partners(mixer: type[BetaMixer], n: int) -> None:
 def test_one_lam_a_batch_or_one_a_sample() -> None:
     images = torch.rand(16, 3, 32, 32)
     assert len(set(Mixup().draw(images, seeded()).lam.tolist())) == 1
-    assert len(set(Mixup(per_sample=True).draw(images, seeded()).lam.tolist())) == 16
+    assert len(set(Mixup(lam_per="image").draw(images, seeded()).lam.tolist())) == 16
     assert len(set(CutMix().draw(images, seeded()).lam.tolist())) == 1
 
 
 def test_folding_keeps_the_larger_part() -> None:
     images = torch.rand(500, 1, 31, 31, dtype=torch.float64)
-    folded = Mixup(per_sample=True, fold=True).draw(images, seeded())
-    unfolded = Mixup(per_sample=True).draw(images, seeded())
+    folded = Mixup(lam_per="image", lam_at_least_half=True).draw(images, seeded())
+    unfolded = Mixup(lam_per="image").draw(images, seeded())
     assert torch.equal(folded.lam, torch.maximum(unfolded.lam, 1 - unfolded.lam))
     for size in (1, 2, 5, 16, 31):  # whatever the rounding of the box
         for seed in range(20):
-            assert (CutMix(per_sample=True, fold=True).draw(images[..., :size, :size], seeded(seed)).lam >= 0.5).all()
+            assert (
+                CutMix(lam_per="image", lam_at_least_half=True).draw(images[..., :size, :size], seeded(seed)).lam >= 0.5
+            ).all()
 
 
 def test_a_share_of_the_images_is_mixed_and_the_others_stay_whole() -> None:
     images = torch.rand(2000, 1, 16, 16, dtype=torch.float64)
     for make in (CutMix, Mixup):
-        whole = make(per_sample=True, partner="permutation").draw(images, seeded())
-        half = make(per_sample=True, partner="permutation", share=0.5).draw(images, seeded())
+        whole = make(lam_per="image", partner="permutation").draw(images, seeded())
+        half = make(lam_per="image", partner="permutation", prob=0.5).draw(images, seeded())
         mixed = half.lam != 1
         assert 0.45 < mixed.double().mean() < 0.55
         assert torch.equal(half.partner, whole.partner)
-        assert torch.equal(
-            half.lam[mixed], whole.lam[mixed]
-        )  # the mixtures are those of share = 1, a paired comparison
+        assert torch.equal(half.lam[mixed], whole.lam[mixed])  # the mixtures are those of prob = 1, a paired comparison
         assert torch.equal(half(images)[mixed], whole(images)[mixed])
         assert torch.equal(half(images)[~mixed], images[~mixed])
-    batches = [Mixup(share=0.25).draw(images[:4], seeded(seed)).lam for seed in range(200)]
+    batches = [Mixup(prob=0.25).draw(images[:4], seeded(seed)).lam for seed in range(200)]
     assert all(len(set(lam.tolist())) == 1 for lam in batches)  # one lam a batch: all of it, or nothing
     assert 30 < sum(bool((lam != 1).all()) for lam in batches) < 70
-    for share in (0.0, -0.5, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="share"):
-            CutMix(share=share)
+    for prob in (0.0, -0.5, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="prob"):
+            CutMix(prob=prob)
 
 
 @pytest.mark.parametrize(
     "mixer",
-    [CutMix(per_sample=True, partner="permutation"), Mixup(), CutMix(), CutMix(per_sample=True, share=0.5)],
+    [CutMix(lam_per="image", partner="permutation"), Mixup(), CutMix(), CutMix(lam_per="image", prob=0.5)],
     ids=repr,
 )
 def test_groups_mix_among_themselves_as_so_many_ranks(mixer: BetaMixer) -> None:
@@ -201,21 +204,21 @@ def test_generators_depend_on_seed_step_and_group_alone() -> None:
 
 def test_the_same_generator_state_draws_the_same_mixture() -> None:
     images = torch.rand(6, 3, 10, 10)
-    one, other = (CutMix(per_sample=True).draw(images, seeded(4)) for _ in range(2))
+    one, other = (CutMix(lam_per="image").draw(images, seeded(4)) for _ in range(2))
     assert torch.equal(one.lam, other.lam)
     assert torch.equal(one(images), other(images))
 
 
 def test_cutmix_and_mixup_see_the_same_lam_under_one_seed() -> None:
     images = torch.rand(2, 3, 500, 500)
-    box = CutMix(per_sample=True).draw(images, seeded(1))
-    blend = Mixup(per_sample=True).draw(images, seeded(1))
+    box = CutMix(lam_per="image").draw(images, seeded(1))
+    blend = Mixup(lam_per="image").draw(images, seeded(1))
     assert isinstance(box.pixels, Paste)
     assert (box.lam >= blend.lam - 1e-2).all()  # clipping only ever keeps more
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("mixer", [CutMix(per_sample=True), Mixup(per_sample=True), Identity()], ids=repr)
+@pytest.mark.parametrize("mixer", [CutMix(lam_per="image"), Mixup(lam_per="image"), Identity()], ids=repr)
 def test_dtypes_and_no_change_in_place(mixer: BetaMixer | Identity, dtype: torch.dtype) -> None:
     images = torch.rand(5, 3, 9, 7).to(dtype)
     before = images.clone()
@@ -232,7 +235,7 @@ def test_dtypes_and_no_change_in_place(mixer: BetaMixer | Identity, dtype: torch
 
 def test_cutmix_moves_uint8_as_it_is_and_keeps_the_memory_format() -> None:
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
-    mixture = CutMix(per_sample=True).draw(images, seeded())
+    mixture = CutMix(lam_per="image").draw(images, seeded())
     assert mixture(images).dtype == torch.uint8
     last = images.float().contiguous(memory_format=torch.channels_last)
     mixed = mixture(last)
@@ -252,8 +255,8 @@ def test_identity_hands_back_the_very_tensor() -> None:
 
 def test_mixaug_mixes_pixels_and_says_otherwise() -> None:
     images = torch.rand(6, 3, 16, 16)
-    honest = CutMix(per_sample=True).draw(images, seeded())
-    disguised = MixAug(CutMix(per_sample=True)).draw(images, seeded())
+    honest = CutMix(lam_per="image").draw(images, seeded())
+    disguised = MixAug(CutMix(lam_per="image")).draw(images, seeded())
     assert torch.equal(disguised(images), honest(images))
     assert disguised.lam.tolist() == [1] * 6
     assert disguised.partner.tolist() == list(range(6))
@@ -311,11 +314,12 @@ def test_a_mixture_checks_itself() -> None:
         Mixture(torch.tensor([1.0, 0.0]), lam)
 
 
-@pytest.mark.parametrize("mixer", [CutMix(per_sample=True), Mixup(per_sample=True), MixAug(CutMix())], ids=repr)
+@pytest.mark.parametrize("mixer", [CutMix(lam_per="image"), Mixup(lam_per="image"), MixAug(CutMix())], ids=repr)
 def test_strength_multiplies_the_partners_share(mixer) -> None:
     images = torch.rand(16, 3, 32, 32)
     whole, half, none = (
-        mixer.draw(images, torch.Generator().manual_seed(0), strength=strength) for strength in (1.0, 0.5, 0.0)
+        mixer.draw(images, torch.Generator().manual_seed(0), mix_strength=mix_strength)
+        for mix_strength in (1.0, 0.5, 0.0)
     )
     assert torch.equal(none(images), images)
     assert (none.lam == 1).all()
@@ -324,17 +328,75 @@ def test_strength_multiplies_the_partners_share(mixer) -> None:
     elif isinstance(mixer, CutMix):
         assert (half.lam >= whole.lam).all()
         assert half.lam.mean() < 1
-    assert Identity().draw(images, strength=0.3).is_identity
+    assert Identity().draw(images, mix_strength=0.3).is_identity
     with pytest.raises(ValueError, match="strength is a share of a mixture"):
-        CutMix().draw(images, torch.Generator(), strength=1.5)
+        CutMix().draw(images, torch.Generator(), mix_strength=1.5)
 
 
 def test_mixtures_grow_along_the_ramp() -> None:
-    assert [strength_at(progress, None) for progress in (0.0, 1.0)] == [1.0, 1.0]
-    assert [strength_at(progress, (0.2, 0.6)) for progress in (0.0, 0.2, 0.4, 0.6, 1.0)] == pytest.approx(
+    assert [mix_strength_at(progress, None) for progress in (0.0, 1.0)] == [1.0, 1.0]
+    assert [mix_strength_at(progress, (0.2, 0.6)) for progress in (0.0, 0.2, 0.4, 0.6, 1.0)] == pytest.approx(
         [0.0, 0.0, 0.5, 1.0, 1.0]
     )
-    assert strength_at(0.3, (0.5, 0.5)) == 0.0
-    assert strength_at(0.0, (0.0, 0.0)) == 1.0
-    with pytest.raises(ValueError, match="ramp must be two rising shares of training"):
-        strength_at(0.5, (0.6, 0.2))
+    assert mix_strength_at(0.3, (0.5, 0.5)) == 0.0
+    assert mix_strength_at(0.0, (0.0, 0.0)) == 1.0
+    with pytest.raises(ValueError, match="warmup must be two rising shares of training"):
+        mix_strength_at(0.5, (0.6, 0.2))
+
+
+class Squares(BetaMixer):
+    """Keeps an image's square of 4 × 4 with probability lam, by random numbers of its own."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def extra_uniforms(self, images: Tensor) -> int:
+        return 4
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, uniform: Tensor) -> Mixture:
+        assert {each.device for each in (partner, lam, uniform)} == {images.device}
+        self.seen.append(uniform)
+        own = (uniform[:, 2:] < lam[:, None]).view(-1, 1, 2, 2)
+        own = own.repeat_interleave(images.shape[-2] // 2, 2).repeat_interleave(images.shape[-1] // 2, 3)
+        share = own.flatten(1).float().mean(1)
+        return Mixture(partner, share, lambda batch: torch.where(own, batch, batch[partner]))
+
+
+@pytest.mark.parametrize("lam_per", ["image", "batch"])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_mixer_has_random_numbers_of_its_own_and_moves_nobody_elses(lam_per: Any, grouped: bool) -> None:
+    images = torch.rand(8, 3, 8, 8)
+    seeds = (1, 2) if grouped else (1,)
+    lams: list[Tensor] = []
+
+    class Watched(Squares):
+        def compose(self, images: Tensor, partner: Tensor, lam: Tensor, uniform: Tensor) -> Mixture:
+            lams.append(lam)
+            return super().compose(images, partner, lam, uniform)
+
+    def draw(mixer: BetaMixer) -> Mixture:
+        return mixer.draw(images, [torch.Generator().manual_seed(seed) for seed in seeds])
+
+    Squares.seen.clear()
+    options: dict[str, Any] = {"lam_per": lam_per, "partner": "permutation", "prob": 0.7}
+    mixture, plain = draw(Watched(**options)), draw(Mixup(**options))
+    torch.testing.assert_close(mixture.partner, plain.partner)
+    torch.testing.assert_close(lams[0].float(), plain.lam)  # the same as if nothing else had been drawn
+    (uniform,) = Squares.seen
+    assert uniform.shape == (8, 6)
+    groups = uniform.view(len(seeds), -1, 6)
+    assert len({tuple(row) for row in uniform.tolist()}) == (8 if lam_per == "image" else len(seeds))
+    assert (groups == groups[:, :1]).all() == (lam_per == "batch")
+    mixed = mixture(images)
+    share = (mixed == images).float().mean((1, 2, 3))
+    torch.testing.assert_close(torch.where(mixture.partner == torch.arange(8), mixture.lam, share), mixture.lam)
+    nothing = Squares(**options).draw(images, torch.Generator().manual_seed(1), mix_strength=0.0)
+    assert torch.equal(nothing(images), images)
+
+
+def test_every_tensor_that_a_mixer_receives_is_on_the_images_device() -> None:
+    """The generator is on the CPU; `Squares` checks the rest."""
+    Squares.seen.clear()
+    for mixer in (Squares(), CutMix(), Mixup(lam_per="image", partner="permutation", prob=0.5)):
+        mixture = mixer.draw(torch.empty(4, 3, 8, 8, device="meta"), torch.Generator())
+        assert {mixture.lam.device.type, mixture.partner.device.type} == {"meta"}
+    assert Squares.seen[0].device.type == "meta"

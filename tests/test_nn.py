@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixview.nn import MLP, KeyQueue, SplitBatchNorm2d, follow, momentum_copy, split_batch_norm
+from mixview.nn import MLP, KeyQueue, SplitBatchNorm2d, ema_update, momentum_copy, split_batch_norm
 from tests.networks import encoder
 
 
@@ -14,22 +14,22 @@ def test_follow_is_the_exponential_moving_average() -> None:
         expected = [
             momentum * t + (1 - momentum) * o for t, o in zip(target.parameters(), online.parameters(), strict=True)
         ]
-        follow(target, online, momentum)
+        ema_update(target, online, momentum)
         for parameter, value in zip(target.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter, value, rtol=1e-12, atol=1e-14)
         for parameter in online.parameters():
             parameter.data.normal_()
     with pytest.raises(ValueError, match=r"momentum must be within \[0, 1\], got 1.5"):
-        follow(target, online, 1.5)
+        ema_update(target, online, 1.5)
 
 
 def test_follow_is_exact_at_both_ends_and_leaves_buffers_alone() -> None:
     online, target = encoder(), momentum_copy(encoder())
     online[1].running_mean.fill_(7)
     before = copy.deepcopy(target)
-    follow(target, online, 1.0)
+    ema_update(target, online, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(target.parameters(), before.parameters(), strict=True))
-    follow(target, online, 0.0)
+    ema_update(target, online, 0.0)
     assert all(torch.equal(a, b) for a, b in zip(target.parameters(), online.parameters(), strict=True))
     assert torch.equal(target[1].running_mean, before[1].running_mean)
     assert target.training
@@ -83,7 +83,7 @@ def test_split_batch_norm_keeps_what_a_batch_norm_is() -> None:
 def test_a_momentum_copy_in_half_precision_is_refused() -> None:
     network = encoder().to(torch.bfloat16)
     with pytest.raises(TypeError, match=r"stands still.*bf16-mixed instead of bf16-true"):
-        follow(momentum_copy(network), network, 0.999)
+        ema_update(momentum_copy(network), network, 0.999)
 
 
 def test_split_batch_norm_refuses_a_batch_that_does_not_split() -> None:

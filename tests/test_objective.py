@@ -20,7 +20,7 @@ def test_a_term_of_no_weight_is_left_out() -> None:
 
 
 def test_draws_one_mixture_a_term_statelessly() -> None:
-    objective = Objective([(0.5, CutMix(per_sample=True)), (0.25, Mixup()), (0.25, Identity())])
+    objective = Objective([(0.5, CutMix(lam_per="image")), (0.25, Mixup()), (0.25, Identity())])
     one, other = (objective.draw(images, mixture_generators(3, 14)) for _ in range(2))
     assert [term.weight for term in one] == [0.5, 0.25, 0.25]
     assert all(torch.equal(a.mixture.lam, b.mixture.lam) for a, b in zip(one, other, strict=True))

@@ -5,31 +5,31 @@ from typing import Annotated, Any, Literal
 import pytest
 
 import mixview
+from mixview.methods import MoCoV2Config
 from mixview.options import AtLeast, LessThan, MoreThan, allows, describe
-from mixview.train.pretraining import Pretraining
-from mixview.train.settings import Head, Mixing, build_method, build_objective
-from mixview.train.watching import Watch
+from mixview.train.build import build_objective
+from mixview.train.config import MixingConfig, MonitorConfig, PretrainConfig
 from tests.train.running import tiny
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "sentence"),
     [
-        (Mixing, {"mixer": "cut-mix"}, "--mixing.mixer must be cutmix, .* got 'cut-mix': did you mean cutmix?"),
-        (Mixing, {"alpha": 0}, "--mixing.alpha must be a number, more than 0, got 0"),
-        (Mixing, {"share": 1.5}, "--mixing.share must be a number, at least 0 and at most 1, got 1.5"),
-        (Mixing, {"ramp": (0.1,)}, "--mixing.ramp must be a list of 2, each a number"),
-        (Head, {"temperature": 0}, "--head.temperature must be a number, more than 0, got 0"),
-        (Head, {"dim": 2.5}, "--head.dim must be a whole number, at least 1 and at most 1048576, got 2.5"),
-        (Watch, {"images": 0}, "--watch.images must be a whole number, at least 4, got 0"),
-        (Watch, {"log_every": 0}, "--watch.log_every must be a whole number, at least 1, got 0"),
-        (Pretraining, {"augment_on": "gpu"}, "--augment_on must be cpu or device, got 'gpu'"),
-        (Pretraining, {"method": "mocov3"}, "got 'mocov3': did you mean mocov2?"),
-        (Pretraining, {"batch": 0}, "--batch must be a whole number, at least 2 or auto, got 0"),
-        (Pretraining, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
-        (Pretraining, {"out": ""}, "--out must be text, not empty, got ''"),
-        (Pretraining, {"accelerator": "tpu"}, "--accelerator must be auto, cpu, cuda, gpu or mps, got 'tpu'"),
-        (Pretraining, {"data_options": {"count": {"class_path": "os.system"}}}, "--data_options must be"),
+        (MixingConfig, {"mixer": "cut-mix"}, "there is no mixer 'cut-mix': did you mean cutmix?"),
+        (MixingConfig, {"alpha": 0}, "--mixing.alpha must be a number, more than 0, got 0"),
+        (MixingConfig, {"prob": 1.5}, "--mixing.prob must be a number, at least 0 and at most 1, got 1.5"),
+        (MixingConfig, {"warmup": (0.1,)}, "--mixing.warmup must be a list of 2, each a number"),
+        (MoCoV2Config, {"temperature": 0}, "--method.temperature must be a number, more than 0, got 0"),
+        (MoCoV2Config, {"dim": 2.5}, "--method.dim must be a whole number, at least 1 and at most 1048576, got 2.5"),
+        (MonitorConfig, {"images": 0}, "--monitor.images must be a whole number, at least 4, got 0"),
+        (MonitorConfig, {"log_every": 0}, "--monitor.log_every must be a whole number, at least 1, got 0"),
+        (PretrainConfig, {"augment_device": "gpu"}, "--augment_device must be cpu or device, got 'gpu'"),
+        (PretrainConfig, {"method": "mocov3"}, "there is no method 'mocov3': did you mean mocov2?"),
+        (PretrainConfig, {"batch_size": 0}, "--batch_size must be a whole number, at least 2 or auto, got 0"),
+        (PretrainConfig, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
+        (PretrainConfig, {"out": ""}, "--out must be text, not empty, got ''"),
+        (PretrainConfig, {"accelerator": "tpu"}, "--accelerator must be auto, cpu, cuda, gpu or mps, got 'tpu'"),
+        (PretrainConfig, {"data_options": {"count": {"class_path": "os.system"}}}, "--data_options must be"),
     ],
 )
 def test_a_slip_in_python_is_named(kind: type, options: dict[str, Any], sentence: str) -> None:
@@ -65,13 +65,13 @@ def test_types(hint: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_unknown_methods_and_objectives_are_named() -> None:
-    with pytest.raises(ValueError, match=r"method must be simclr, .* got 'moco': did you mean mocov2"):
-        build_method("moco", None, Head(), images=8, steps=1, batch=4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"there is no method 'moco': did you mean mocov2"):
+        PretrainConfig(method="moco")
     with pytest.raises(ValueError, match=r"objective must be sim, .* got 'bism': did you mean bsim"):
-        build_objective("bism", Mixing())  # type: ignore[arg-type]
+        build_objective("bism", MixingConfig())  # type: ignore[arg-type]
 
 
 def test_pretrain_refuses_before_it_writes(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="--batch"):
-        mixview.pretrain(**tiny(tmp_path / "run", batch=1))
+    with pytest.raises(ValueError, match="--batch_size"):
+        mixview.pretrain(**tiny(tmp_path / "run", batch_size=1))
     assert not (tmp_path / "run").exists()

@@ -36,17 +36,13 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_the_program_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert not caught.value.code
+    main(["--version"])
     assert capsys.readouterr().out.strip() == f"mixview {mixview.__version__}"
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_commands_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--print_completion", "shtab-bash"])
-    assert not caught.value.code
+    main(["--print_completion", "bash"])
     script = tmp_path / "mixview.bash"
     script.write_text(capsys.readouterr().out)
     function = re.search(r"complete .*-F (\S+) mixview", script.read_text())
@@ -96,10 +92,10 @@ def test_the_wheel_trains_and_embeds_without_the_repository(tmp_path: Path) -> N
     else:
         run("data", "make", "made", "--count", "100")
         (work / "made" / "train").rename(work / "photos")
-    training = ["--size", "32", "--epochs", "2", "--batch", "16", "--workers", "0", "--out", "runs/first"]
+    training = ["--size", "32", "--epochs", "2", "--batch_size", "16", "--workers", "0", "--out", "runs/first"]
     run("pretrain", "--recipe", "small/cpu-simclr", "--data", "photos/", *training)
     assert "100 images" in run("embed", "runs/first", "--data", "photos/", "--out", "features.parquet")
-    run("neighbours", "runs/first", "--data", "photos/", "--out", "odd.png")
+    run("neighbors", "runs/first", "--data", "photos/", "--out", "odd.png")
     run("export", "runs/first", "--format", "torch-export", "--out", "exported")
     assert "paper/mocov2-wbsim" in run("recipes")
     assert {"features.parquet", "odd.png", "odd.csv", "exported"} <= {path.name for path in work.iterdir()}

@@ -1,1 +1,1 @@
-"""What mixview learns from: sources of images, decoding, augmentation, and the embedded scenes."""
+"""Datasets: sources of images, decoding, augmentation, and the built-in synthetic scenes."""

@@ -1,9 +1,9 @@
 """Any source in one file: small images and slow disks read it as fast as memory.
 
-    pack(open_source("imagenet"), Path("imagenet-256.npz"), size=256)
-    source = open_source("imagenet-256.npz")
+    pack(open_dataset("imagenet"), Path("imagenet-256.npz"), size=256)
+    source = open_dataset("imagenet-256.npz")
 
-The file is an .npz of arrays that are stored as they are, so that `mixview.data.arrays.Npz` maps it into memory: the
+The file is an .npz of arrays that are stored as they are, so that `sources.arrays.Npz` maps it into memory: the
 bytes of all images one after the other with where each begins, or their pixels where all have one size. Files that are
 small enough already stay as they are, to the byte.
 """
@@ -21,9 +21,9 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from mixview.data.decoding import Decoder
-from mixview.data.reading import tell_left_out
-from mixview.data.source import BadImage, Pixels, Source, SourceError
+from mixview.data.dataset import announce_left_out
+from mixview.data.decode import Decoder
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 
 Format = Literal["jpeg", "pixels"]
 
@@ -50,7 +50,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None
     bad: dict[str, str] = {}
-    tell_left_out(source)
+    announce_left_out(source)
     with tempfile.TemporaryFile(dir=out.parent) as data:
         for index in track(
             range(len(source)), f"packing {len(source)} images", console=Console(stderr=True), transient=True

@@ -5,47 +5,131 @@
 - BYOL's, as the paper used it: 90 epochs, lr 0.01, weight decay 1e-4, ×0.1 at 30 and 60.
 - SimSiam's: LARS, 90 epochs, batch 4096, lr 0.1 × batch / 256 along a cosine, no weight decay. Its code adapts the bias
   too (apex's LARC does), and so does this.
-- On features there is no augmentation, so that figures are close to these and not the same: say which is which.
+- On features there is no augmentation, so that the metrics are close to these, but not the same: say which is which.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixview.evaluate.encoders import Subject
-from mixview.evaluate.training import Classifier, Schedule, Task, Work, head, train_classifier, train_on_features
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.transforms import CenterCrop
+from mixview.evaluate.base import EvalContext, LabeledFeatures, Protocol
+from mixview.evaluate.results import percentages
+from mixview.evaluate.training import (
+    Classifier,
+    ClassifierConfig,
+    Schedule,
+    Task,
+    TrainingRun,
+    accuracy,
+    head,
+    labeled_task,
+    train_classifier,
+    train_on_features,
+)
 
-Recipe = Literal["moco", "moco-code", "byol", "simsiam"]
+ScheduleName = Literal["moco", "moco-code", "byol", "simsiam"]
 
-SCHEDULES: dict[Recipe, Schedule] = {
+SCHEDULES: dict[ScheduleName, Schedule] = {
     "moco": Schedule(epochs=100, lr=30.0, weight_decay=0.0, steps=(30, 60)),
     "moco-code": Schedule(epochs=100, lr=30.0, weight_decay=0.0, steps=(60, 80)),
     "byol": Schedule(epochs=90, lr=0.01, weight_decay=1e-4, steps=(30, 60)),
-    "simsiam": Schedule(epochs=90, lr=0.1, weight_decay=0.0, batch=4096, optimizer="lars", cosine=True, scale_lr=True),
+    "simsiam": Schedule(
+        epochs=90, lr=0.1, weight_decay=0.0, batch_size=4096, optimizer="lars", cosine=True, scale_lr=True
+    ),
 }
 
 STRENGTHS = tuple(10.0**power for power in range(-6, 1))
-"""Of the weight decay that `choose_strength` chooses from."""
+"""Weight decays that `choose_strength` chooses from."""
+
+MAX_DOUBLE = 2**27
+"""The largest number of feature values that are fitted in double precision."""
 
 
-def linear_on_images(subject: Subject, task: Task, schedule: Schedule, work: Work) -> dict[str, float]:
+@dataclass(frozen=True, kw_only=True)
+class Linear(ClassifierConfig, Protocol):
+    """Evaluate by a linear classifier on the frozen encoder, trained on augmented images; --fast on features."""
+
+    schedule: ScheduleName = "moco"
+    """moco: lr 30, steps at 30 and 60, as the paper prints; moco-code: at 60 and 80; byol: lr 0.01, weight decay;
+    simsiam: LARS, batch size 4096, cosine."""
+    fast: bool = False
+    """Fit features of center crops instead of training on augmented images: takes seconds, and comes close."""
+    solver: Literal["optimum", "sgd"] = "optimum"
+    """With --fast: the optimum (with weight decay chosen on held-out images), or SGD by the schedule."""
+
+    name: ClassVar[str] = "linear"
+    cost: ClassVar[float] = 4
+
+    @property
+    def trains_on_images(self) -> bool:
+        return not self.fast
+
+    def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
+        if self.fast and self.solver == "optimum" and self.epochs is not None:
+            raise ValueError("--fast finds the optimum, which has no epochs: leave --epochs out, or use --solver sgd")
+        schedule = self.adapt(SCHEDULES[self.schedule], len(context.splits.train))
+        if not self.fast:
+            with self.training(context) as run:
+                accuracies = linear_on_images(context.encoder, labeled_task(context), schedule, run)
+            context.description = (
+                f"a linear classifier on the frozen encoder's output, trained on random crops and flips "
+                f"({self.schedule}: {schedule.description}); last epoch, "
+                f"{CenterCrop(context.encoder.size).description}."
+            )
+            return percentages(accuracies).items()
+        fast = "fast mode, on features of center crops without augmentation"
+        features, classes = context.labeled_features(), len(context.splits.classes)
+        if self.solver == "optimum":
+            accuracies, strength = fit_optimum(features, classes, self.seed)
+            context.details["strength"] = strength
+            context.description = (
+                f"{fast}: the optimum of multinomial logistic regression on standardized features, weight decay "
+                f"{strength:g} chosen on a held-out fifth of the training images."
+            )
+            return percentages(accuracies).items()
+        layer = linear_on_features(
+            features.train, features.train_labels, classes=classes, schedule=schedule, seed=self.seed
+        )
+        context.description = f"{fast}: {schedule.description}; last epoch."
+        with torch.no_grad():
+            return percentages(accuracy(layer(features.test), features.test_labels)).items()
+
+
+def fit_optimum(features: LabeledFeatures, classes: int, seed: int) -> tuple[dict[str, float], float]:
+    """Test accuracies, 0 to 1, of multinomial logistic regression on standardized features, and its weight decay,
+    which is chosen on held-out training images."""
+    train, labels, test, test_labels = features
+    if train.numel() <= MAX_DOUBLE and train.device.type != "mps":
+        train, test = train.double(), test.double()
+    standardize = Standardization.fit(train)
+    train, test = standardize(train), standardize(test)
+    strength = choose_strength(train, labels, classes=classes, seed=seed)
+    classifier = logistic_regression(train, labels, classes=classes, strength=strength, tolerance=1e-5)
+    return accuracy(classifier(test), test_labels), strength
+
+
+def linear_on_images(loaded: LoadedEncoder, task: Task, schedule: Schedule, run: TrainingRun) -> dict[str, float]:
     """The accuracies, 0 to 1, of a classifier that is trained on random crops through the frozen encoder."""
-    layer = head(subject.feature_dim, task.classes, work.seed)
-    network = Classifier(subject.encoder, {"avgpool": layer}, frozen=True)
-    return train_classifier(network, subject, task, schedule, work)["avgpool"]
+    layer = head(loaded.feature_dim, task.classes, run.seed)
+    network = Classifier(loaded.encoder, {"avgpool": layer}, frozen=True)
+    return train_classifier(network, loaded, task, schedule, run)["avgpool"]
 
 
 def linear_on_features(
     features: Tensor, labels: Tensor, *, classes: int, schedule: Schedule, seed: int = 0
 ) -> nn.Linear:
-    """The classifier that the same descent finds on fixed features [N, D]."""
+    """The classifier that the same schedule finds on fixed features [N, D]."""
     layer = head(features.shape[1], classes, seed).to(features.device)
     optimizer = schedule.build_optimizer(layer.parameters())
 
-    def loss(rows: Tensor, answers: Tensor) -> Tensor:
-        return F.cross_entropy(layer(rows), answers)
+    def loss(rows: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(layer(rows), targets)
 
     train_on_features(loss, optimizer, features, labels, schedule, seed=seed, what="linear classifier")
     return layer
@@ -64,14 +148,14 @@ class Logistic(NamedTuple):
         return F.linear(features.to(self.weight), self.weight, self.bias)
 
 
-class Standard(NamedTuple):
-    """Features shifted and scaled to mean 0 and deviation 1, as those of the training part are."""
+class Standardization(NamedTuple):
+    """Shift and scale of features, so that those of the training split have mean 0 and standard deviation 1."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
-    def of(cls, features: Tensor) -> "Standard":
+    def fit(cls, features: Tensor) -> "Standardization":
         return cls(features.mean(0), features.std(0, correction=0).clamp_min(1e-6))
 
     def __call__(self, features: Tensor) -> Tensor:
@@ -79,25 +163,25 @@ class Standard(NamedTuple):
 
 
 def logistic_regression(
-    features: Tensor, labels: Tensor, *, classes: int, strength: float, tolerance: float = 1e-7, most: int = 2000
+    features: Tensor, labels: Tensor, *, classes: int, strength: float, tolerance: float = 1e-7, max_iter: int = 2000
 ) -> Logistic:
     """The minimum of mean cross-entropy + strength/2 · ‖weight‖², by L-BFGS: the optimum, not a schedule's last step.
 
     The bias is free. scikit-learn's `LogisticRegression(C=1 / (strength · N))` has the same.
 
     Args:
-        features: [N, D], in the precision that the optimum is wanted in.
+        features: [N, D], in the precision of the fit.
         labels: [N] 0 to `classes - 1`.
-        strength: of the weight decay.
+        strength: weight decay.
         tolerance: the largest component of the gradient at which it stops.
-        most: iterations.
+        max_iter: maximum number of iterations.
     """
     weight = features.new_zeros(classes, features.shape[1], requires_grad=True)
     bias = features.new_zeros(classes, requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [weight, bias],
-        max_iter=most,
-        max_eval=2 * most,
+        max_iter=max_iter,
+        max_eval=2 * max_iter,
         tolerance_grad=tolerance,
         tolerance_change=0,
         history_size=20,

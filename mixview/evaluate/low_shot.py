@@ -1,45 +1,82 @@
-"""Low-shot linear SVMs: k positives a class, as VISSL and OpenSelfSup do it on VOC2007.
+"""Low-shot linear SVMs: k positives per class, as VISSL and OpenSelfSup do it on VOC2007.
 
     result = evaluate_low_shot(train, test, classes=source.classes)
     for row in result.shots:
         print(row.k, row.oracle.mean, row.oracle.std, row.cross_validated.mean)
 
-For each class k of its positives and (classes - 1) · k of its negatives, or as many as there are, drawn at random,
-several times; difficult ones are never drawn. Where every image has exactly one class, k images of each class are
-drawn and serve all classes, as published for Places. The published code fails when a class has fewer than k
-positives: here all of them are drawn, and the result names the class.
+For each class, k of its positives and (classes - 1) · k of its negatives, or as many as there are, are drawn at random,
+several times; difficult ones are never drawn. If every image has exactly one class, k images of each class are drawn
+and serve all classes, as published for Places. The published code fails when a class has fewer than k positives: here
+all of them are drawn, and the result names the class.
 
 Two ways to choose the cost stand side by side. `oracle`, as published, takes one cost for all classes and samples,
 the best *on the test set*. `cross_validated` takes one cost for all classes of a sample, the best by cross-validation
-within what was drawn; with one positive a class there is nothing to hold out, and it takes `fallback_cost`.
+within what was drawn; with one positive per class there is nothing to hold out, and it takes `fallback_cost`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
-from mixview.evaluate.svm import Labelled, check_sets, single_label, usable
-from mixview.evaluate.svm_fitting import Counter, Fit, Report, best_cost, start
+from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.svm import Labeled, SVMConfig, check_sets, progress, single_label, usable
+from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, start
+from mixview.options import Count
 
 SHOTS = (1, 2, 4, 8, 16, 32, 64, 96)
 
 
-@dataclass(frozen=True)
-class LowShotSettings:
-    """A few images a class."""
+@dataclass(frozen=True, kw_only=True)
+class LowShot(SVMConfig, Protocol):
+    """Evaluate by linear SVMs on 1, 2, 4 … 96 images per class: mean average precision, mean ± std over samples."""
 
-    fit: Fit = field(default_factory=Fit)
+    shots: list[Count] = field(default_factory=lambda: list(SHOTS))
+    """Values of k, the number of positives per class; a class with fewer has all of them drawn."""
+    samples: Count = 3
+    """Number of random draws; the paper's table of α has 5."""
+    negatives: Count | None = None
+    """Negatives per positive; by default as many as there are other classes, 19 for VOC."""
+
+    name: ClassVar[str] = "low-shot"
+    cost: ClassVar[float] = 3
+    multi_label: ClassVar[bool] = True
+
+    def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
+        train, test, features = self.labeled(context)
+        with progress("SVMs") as report:
+            found = evaluate_low_shot(
+                train,
+                test,
+                classes=context.splits.classes,
+                fit=self.fit,
+                sampling=Sampling(tuple(self.shots), self.samples, self.negatives, self.seed),
+                report=report,
+            )
+        context.description = f"mAP; {found.description}; features {features}."
+        context.details["C"] = {row.k: {"oracle": row.oracle_cost, "cross-validated": row.costs} for row in found.shots}
+        context.notes += found.notes
+        for row in found.shots:
+            for choice, values in (("oracle", row.oracle), ("cross-validated", row.cross_validated)):
+                context.std[f"k={row.k} {choice}"] = 100 * values.std
+                yield f"k={row.k} {choice}", 100 * values.mean
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which images are drawn."""
+
     shots: tuple[int, ...] = SHOTS
-    """k, how many positives a class."""
+    """Values of k, the number of positives per class."""
     samples: int = 3
-    """How often to draw."""
+    """Number of random draws."""
     negatives: int | None = None
-    """How many for each positive; by default as many as there are other classes, 19 for VOC. (Where every image has one
-    class, what is drawn for the other classes.)"""
+    """Negatives per positive; by default as many as there are other classes, 19 for VOC. (If every image has one class,
+    the images that are drawn for the other classes.)"""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -52,8 +89,8 @@ class LowShotSettings:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """One figure for each sample."""
+class SampleValues:
+    """One value per sample."""
 
     values: tuple[float, ...]
 
@@ -63,19 +100,19 @@ class Spread:
 
     @property
     def std(self) -> float:
-        """Of the samples themselves (divided by their number), as published."""
+        """Population standard deviation (divided by n), as published."""
         return float(np.std(self.values))
 
 
 @dataclass(frozen=True)
 class Shots:
-    """What the SVMs of k positives a class reach: mean average precision, 0 to 1."""
+    """Mean average precision, 0 to 1, of SVMs with k positives per class."""
 
     k: int
-    oracle: Spread
+    oracle: SampleValues
     oracle_cost: float
     """The C that is best on the test set, on average over the samples."""
-    cross_validated: Spread
+    cross_validated: SampleValues
     costs: tuple[float, ...]
     """The C that cross-validation chose, for each sample."""
     short: tuple[str, ...]
@@ -84,61 +121,53 @@ class Shots:
 
 @dataclass(frozen=True)
 class LowShotResult:
-    """One row a number of shots."""
+    """One row per value of k."""
 
     shots: tuple[Shots, ...]
     classes: tuple[str, ...]
-    protocol: str
+    description: str
     notes: tuple[str, ...]
-
-    def metrics(self) -> dict[str, float]:
-        """Names and values, for tables: means over the samples."""
-        found = {}
-        for row in self.shots:
-            found[f"mAP k={row.k} oracle"] = row.oracle.mean
-            found[f"mAP k={row.k} cross-validated"] = row.cross_validated.mean
-        return found
 
 
 def evaluate_low_shot(
-    train: Labelled,
-    test: Labelled,
+    train: Labeled,
+    test: Labeled,
     *,
     classes: Sequence[str] | None = None,
-    settings: LowShotSettings | None = None,
+    fit: FitConfig | None = None,
+    sampling: Sampling | None = None,
     report: Report | None = None,
 ) -> LowShotResult:
-    """Train on k positives a class, for every k several times, and judge on all of `test`: see `evaluate_svm`."""
-    settings = settings or LowShotSettings()
-    fit = settings.fit
+    """Train on k positives per class, several times for every k, and evaluate on all of `test`: see `evaluate_svm`."""
+    fit, sampling = fit or FitConfig(), sampling or Sampling()
     names = check_sets(train, test, classes)
     labels = train.labels.cpu()
     positive = labels == 1
-    kept, notes = usable(positive, labels != 0, test.labels.cpu() == 1, names)
-    count = settings.samples * len(kept) * (1 + fit.folds)
-    machine = start(train.features, test.features, fit, Counter(report, len(settings.shots) * len(fit.costs) * count))
+    kept, notes = usable(positive, labels != -1, test.labels.cpu() == 1, names)
+    count = sampling.samples * len(kept) * (1 + fit.folds)
+    solver = start(train.features, test.features, fit, Counter(report, len(sampling.shots) * len(fit.costs) * count))
     truth = test.labels.to(train.features.device)[:, kept].unsqueeze(1)
     rows = []
-    for k in settings.shots:
-        drawn = torch.cat([draw(labels, k, settings, sample)[:, kept] for sample in range(settings.samples)], dim=1)
-        outcome = machine.run(positive[:, kept].repeat(1, settings.samples), drawn)
-        shape = settings.samples, len(kept)
+    for k in sampling.shots:
+        drawn = torch.cat([draw(labels, k, sampling, sample)[:, kept] for sample in range(sampling.samples)], dim=1)
+        scored = solver.run(positive[:, kept].repeat(1, sampling.samples), drawn)
+        shape = sampling.samples, len(kept)
         on_test = torch.stack(
             [
                 average_precision(
-                    scores.unflatten(1, shape), truth == 1, truth == 0, interpolation=fit.interpolation
+                    scores.unflatten(1, shape), truth == 1, truth == -1, interpolation=fit.interpolation
                 ).mean(1)
-                for scores in outcome.test_scores
+                for scores in scored.test_scores
             ]
         ).cpu()
-        validated = outcome.cross_validated.unflatten(1, shape).nanmean(2).cpu()
+        validated = scored.cross_validated.unflatten(1, shape).nanmean(2).cpu()
         chosen, oracle = best_cost(validated, fit), int(on_test.mean(1).argmax())
         rows.append(
             Shots(
                 k=k,
-                oracle=Spread(tuple(on_test[oracle].tolist())),
+                oracle=SampleValues(tuple(on_test[oracle].tolist())),
                 oracle_cost=fit.costs[oracle],
-                cross_validated=Spread(tuple(on_test[chosen, torch.arange(settings.samples)].tolist())),
+                cross_validated=SampleValues(tuple(on_test[chosen, torch.arange(sampling.samples)].tolist())),
                 costs=tuple(fit.costs[index] for index in chosen.tolist()),
                 short=tuple(names[column] for column in kept if int(positive[:, column].sum()) < k),
             )
@@ -148,34 +177,33 @@ def evaluate_low_shot(
         if short := rows[-1].short:
             notes.append(f"fewer than {k} positives, all of which were drawn: {', '.join(short)}")
     return LowShotResult(
-        tuple(rows), names, in_words(settings, labels, len(kept), len(test.features)), (*notes, *machine.notes())
+        tuple(rows), names, describe(fit, sampling, labels, len(kept), len(test.features)), (*notes, *solver.notes())
     )
 
 
-def in_words(settings: LowShotSettings, labels: Tensor, classes: int, count: int) -> str:
-    """The protocol in a sentence."""
-    fit = settings.fit
-    negatives = "k images of every other class" if single_label(labels) else f"{ratio(settings, labels)} k negatives"
+def describe(fit: FitConfig, sampling: Sampling, labels: Tensor, classes: int, count: int) -> str:
+    """The protocol in one sentence."""
+    negatives = "k images of every other class" if single_label(labels) else f"{ratio(sampling, labels)} k negatives"
     return (
-        f"{fit.in_words()}; k positives and {negatives} a class (as many as there are), {settings.samples} samples of "
-        f"seed {settings.seed}, mean ± standard deviation; oracle: one C of {len(fit.costs)} by test mAP; "
-        f"cross-validated: one C a sample by {fit.folds}-fold cross-validated AP; difficult objects ignored; "
+        f"{fit.description()}; k positives and {negatives} per class (as many as there are), "
+        f"{sampling.samples} samples of seed {sampling.seed}, mean ± std; oracle: one C of {len(fit.costs)} by test "
+        f"mAP; cross-validated: one C per sample by {fit.folds}-fold cross-validated AP; difficult objects ignored; "
         f"mean over {classes} classes of {fit.interpolation} AP on {count} images"
     )
 
 
-def ratio(settings: LowShotSettings, labels: Tensor) -> int:
-    """Negatives for each positive."""
-    return settings.negatives or max(1, labels.shape[1] - 1)
+def ratio(sampling: Sampling, labels: Tensor) -> int:
+    """Negatives per positive."""
+    return sampling.negatives or max(1, labels.shape[1] - 1)
 
 
-def draw(labels: Tensor, k: int, settings: LowShotSettings, sample: int) -> Tensor:
+def draw(labels: Tensor, k: int, sampling: Sampling, sample: int) -> Tensor:
     """Which images are drawn for which class, [N, classes] bool, from (seed, sample, k) alone."""
-    generator = np.random.default_rng([settings.seed, sample, k])
+    generator = np.random.default_rng([sampling.seed, sample, k])
 
     def some(among: Tensor, count: int) -> Tensor:
-        found = among.nonzero().flatten().numpy()
-        return torch.from_numpy(generator.choice(found, min(count, len(found)), replace=False))
+        candidates = among.nonzero().flatten().numpy()
+        return torch.from_numpy(generator.choice(candidates, min(count, len(candidates)), replace=False))
 
     drawn = torch.zeros_like(labels, dtype=torch.bool)
     if single_label(labels):
@@ -184,5 +212,5 @@ def draw(labels: Tensor, k: int, settings: LowShotSettings, sample: int) -> Tens
         return drawn
     for index, column in enumerate(labels.T):
         drawn[some(column == 1, k), index] = True
-        drawn[some(column == -1, ratio(settings, labels) * k), index] = True
+        drawn[some(column == 0, ratio(sampling, labels) * k), index] = True
     return drawn

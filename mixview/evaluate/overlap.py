@@ -1,4 +1,4 @@
-"""Whether an encoder is asked about images that it, or the classifier on top of it, has learned from."""
+"""Check whether test images are among those that the encoder, or the classifier on top of it, was trained on."""
 
 import json
 from pathlib import Path
@@ -6,76 +6,78 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixview.archives import read_arrays
-from mixview.data.fingerprint import explain_change
-from mixview.data.identity import Identities, identities, note_images
-from mixview.data.source import Source
-from mixview.evaluate.progress import bar
+from mixview.data.sources.base import Source
+from mixview.data.sources.fingerprint import explain_change
+from mixview.data.sources.identity import Identities, identities, sample_identities
+from mixview.io.archives import read_arrays
+from mixview.runs.progress_bar import bar
 
 NOTED = "images.npz"
-"""What a run notes of its images (`mixview.data.identity`), in its folder."""
+"""The file in a run's folder that identifies its images (`mixview.data.sources.identity`)."""
 
 
-class Learned(NamedTuple):
-    """The images that a run has learned from."""
+class TrainingImages(NamedTuple):
+    """The images that a run was trained on."""
 
     noted: Identities
-    """Those that are known …"""
+    """Identities of those that are known …"""
     total: int
-    """… of so many."""
+    """… of this many."""
 
-    def shared(self, asked: Identities, what: str) -> str | None:
-        """A sentence on how many of these images are among them, None when none is."""
-        shared = int(np.isin(asked, self.noted).sum())
+    def shared(self, images: Identities, what: str) -> str | None:
+        """A sentence on how many of `images` are among them; None if none is."""
+        shared = int(np.isin(images, self.noted).sum())
         if not shared:
             return None
         some = "" if len(self.noted) >= self.total else f" ({len(self.noted)} of its {self.total} images are known)"
-        return f"{shared} of the {len(asked)} {what} were in the set that the encoder was pretrained on{some}"
+        return f"{shared} of the {len(images)} {what} were in the set that the encoder was pretrained on{some}"
 
 
 def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], list[str]]:
-    """Notes and warnings: the training part may have been seen without its labels, the test part never.
+    """Notes and warnings: training images may have been seen without their labels, test images never.
 
-    Every test image is looked at, of a very large training part an even sample.
+    Every test image is checked, and an even sample of a very large training split.
     """
-    asked, known = all_identities(test), note_images(train)
+    test_images, train_images = all_identities(test), sample_identities(train)
     notes: list[str] = []
     warnings: list[str] = []
-    twice = int(np.isin(asked, known).sum())
+    twice = int(np.isin(test_images, train_images).sum())
     if twice:
-        warnings.append(f"{twice} of the {len(asked)} test images are training images too: the figures are too good.")
+        warnings.append(
+            f"{twice} of the {len(test_images)} test images are training images, too: the metrics are too high."
+        )
     if run is None:
         return notes, warnings
-    learned = read_learned(run, [(train, known), (test, asked)])
+    learned = read_learned(run, [(train, train_images), (test, test_images)])
     if learned is None:
         warnings.append("The run did not note its images: it is not known whether the test images are among them.")
         return notes, warnings
-    if words := learned.shared(asked, "test images"):
-        warnings.append(f"{words}: the figures are of images that it knows, and too good.")
-    if words := learned.shared(known, "labelled training images"):
-        notes.append(f"{words}, without their labels, as is usual.")
+    if text := learned.shared(test_images, "test images"):
+        warnings.append(f"{text}: the metrics are of images that it has seen, and too high.")
+    if text := learned.shared(train_images, "labeled training images"):
+        notes.append(f"{text}, without their labels, as is usual.")
     return notes, warnings
 
 
-def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> Learned | None:
-    """What the run in a folder has learned from. Of an older run, one of the candidates, if its fingerprint says so."""
+def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> TrainingImages | None:
+    """The images of the run in a folder; for an older run, one of the candidates if its fingerprint says so."""
     try:
         noted, count = read_arrays(run / NOTED, "identities", "count")
         if noted.dtype != np.uint64 or noted.ndim != 1:
             raise ValueError("these are no numbers of images")
-        return Learned(noted, int(count))
+        return TrainingImages(noted, int(count))
     except (OSError, ValueError, KeyError, TypeError):
         recorded = read_data(run).get("fingerprint")
-        for source, known in candidates:
+        for source, images in candidates:
             if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
-                return Learned(known, len(known))
+                return TrainingImages(images, len(images))
     return None
 
 
 def all_identities(source: Source) -> Identities:
     """[N] the numbers of all images of a source that can be read."""
     parts = []
-    with bar("looking for known images", len(source)) as advance:
+    with bar("comparing images", len(source)) as advance:
         for start in range(0, len(source), 256):
             indices = range(start, min(start + 256, len(source)))
             parts.append(identities(source, indices))
@@ -84,7 +86,7 @@ def all_identities(source: Source) -> Identities:
 
 
 def read_data(run: Path) -> dict[str, object]:
-    """What a run recorded of its data; empty when that cannot be read."""
+    """The record of a run's data; empty if it cannot be read."""
     try:
         data = json.loads((run / "data.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -12,11 +12,13 @@ import functools
 import re
 from collections.abc import Mapping
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.evaluate.provenance import flatten, read_settings
+from mixview.encoders.provenance import read_settings
+from mixview.io.records import flatten
 
 if TYPE_CHECKING:
     from mixview.evaluate.results import Result
@@ -54,7 +56,7 @@ class Address(NamedTuple):
     epochs: str
     """Of pretraining; empty for supervised."""
     protocol: str
-    """A protocol of `mixview evaluate` (linear with its recipe, detection with its settings), or cost, or
+    """A protocol of `mixview evaluate` (linear with its schedule, detection with its recipe), or cost, or
     linear-infomin, which is InfoMin's own."""
     column: str
     """The metric."""
@@ -124,7 +126,7 @@ def places() -> tuple[Place, ...]:
         table, measures = by_number[each["table"]], each.get("measures", {})
         for place, run in enumerate(each.get("runs", ())):
             own = {"run": run} if isinstance(run, str) else run
-            described, reprint = pretraining_in_words(own["run"])
+            described, reprint = parse_pretraining(own["run"])
             for name, usual in measures.items():
                 protocol, _, metric = own.get(name, usual).partition(" ")
                 row, column = place, table.columns.index(name) if name in table.columns else 0
@@ -135,7 +137,7 @@ def places() -> tuple[Place, ...]:
     return tuple(found)
 
 
-def pretraining_in_words(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
+def parse_pretraining(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
     """(method, objective, mixer, alpha, epochs) of a run in paper.yaml, and whether its row is a reprint."""
     words = text.split()
     reprint = words[-1] == "reprint"
@@ -174,7 +176,7 @@ NAMES = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "moco": "MoCo
 
 
 def describe(address: Address) -> str:
-    """What a number is of, in words."""
+    """A description of what a number measures."""
     name = NAMES.get(address.method, address.method) + NAMES.get(address.objective, "")
     mixed = f" ({NAMES[address.mixer]}, α {address.alpha})" if address.mixer else ""
     epochs = f"{address.epochs} epochs of ImageNet" if address.epochs else "trained on ImageNet"
@@ -183,7 +185,7 @@ def describe(address: Address) -> str:
 
 MEASURED_ON = {
     "svm": "evaluated on VOC2007",
-    "lowshot": "evaluated on VOC2007",
+    "low-shot": "evaluated on VOC2007",
     "detection-voc-c4": "evaluated on VOC07 test by Detectron2, whose AP of VOC2007 is 11-point",
     "detection-coco-c4-2x": "evaluated on COCO2017 val",
     "cost": "measured on V100 GPUs",
@@ -203,11 +205,11 @@ PRETRAINED: Choices = {
     "channels": (3,),
     "stem": ("auto", "standard"),
     "weights": (None,),
-    "smallest_crop": (None,),
+    "min_crop_scale": (None,),
     "extended_from": (None,),
-    "head.symmetric": (True,),
-    "head.other_parent": (False,),
-    "head.target": ("parents",),
+    "method.symmetric": (True,),
+    "method.other_parent": (False,),
+    "method.target": ("parents",),
 }
 """What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
 
@@ -215,32 +217,32 @@ OWN_VIEWS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
 """The augmentations of methods that have others than their own name's."""
 
 MIXED: Choices = {
-    "mixing.per_sample": (False,),
+    "mixing.lam_per": ("batch",),
     "mixing.partner": ("reversal",),
-    "mixing.fold": (False,),
-    "mixing.share": (1,),
+    "mixing.lam_at_least_half": (False,),
+    "mixing.prob": (1,),
     "mixing.weight": (0.5,),
     "mixing.sim_weight": (0.5,),
-    "mixing.ramp": (None,),
+    "mixing.warmup": (None,),
 }
 """How the paper mixes, whatever the mixer and its α."""
 
 FIT: Choices = {
     "size": (224,),
     "stage": (None, "res5"),
-    "shown": ("squash",),
+    "resize": ("squash",),
     "fit.costs": ([1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20))],),
     "fit.folds": (3,),
     "fit.positive_weight": (2,),
-    "fit.normalisation": ("l2",),
+    "fit.normalization": ("l2",),
     "fit.intercept": (1,),
     "fit.interpolation": ("all-points",),
 }
 
 
-def trained(epochs: int, batch: int, lr: float, **more: tuple[Any, ...]) -> Choices:
+def trained(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
     """A published schedule: as it is by default, or the same numbers."""
-    return {"size": (224,), "epochs": (None, epochs), "batch": (None, batch), "lr": (None, lr), **more}
+    return {"size": (224,), "epochs": (None, epochs), "batch_size": (None, batch_size), "lr": (None, lr), **more}
 
 
 def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> Choices:
@@ -255,25 +257,28 @@ def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> C
         "schedule.steps": (steps,),
         "precise_bn": (200,),
         "schedule.iterations": (iterations,),
-        "schedule.batch": (16,),
+        "schedule.batch_size": (16,),
         "schedule.lr": (0.02,),
         "empty": (False,),
-        "questions": (None,),
+        "max_test_images": (None,),
     }
 
 
-PROTOCOLS: Mapping[str, tuple[tuple[int, int], Choices]] = {
+EVALUATED: Mapping[str, tuple[tuple[int, int], Choices]] = {
     "linear-moco": (IMAGENET, trained(100, 256, 30, fast=(False,))),
     "linear-byol": (IMAGENET, trained(90, 256, 0.01, fast=(False,))),
     "linear-simsiam": (IMAGENET, trained(90, 4096, 1.6, fast=(False,))),
     "probe": (IMAGENET, trained(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
-    "semi": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
+    "semi-supervised": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
     "svm": (VOC07, {**FIT, "difficult": ("negative",)}),
-    "lowshot": (VOC07, {**FIT, "negatives": (None, 19)}),
+    "low-shot": (VOC07, {**FIT, "negatives": (None, 19)}),
     "detection-voc-c4": (VOC0712, detected(masks=False, iterations=24_000, steps=[18_000, 22_000], smallest=480)),
     "detection-coco-c4-2x": (COCO, detected(masks=True, iterations=180_000, steps=[120_000, 160_000], smallest=640)),
 }
-"""On how many images, and how, the paper evaluated."""
+"""The paper's protocols: numbers of images, and settings."""
+
+VARIANTS = {"linear": "schedule", "detection": "recipe"}
+"""The option that is part of a protocol's name in an address."""
 
 
 def find(result: "Result", metric: str) -> Cell | None:
@@ -286,7 +291,7 @@ def find(result: "Result", metric: str) -> Cell | None:
 
 def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
     """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
-    method = str(settings.get("method", ""))
+    method = str(settings.get("method.name", ""))
     return (
         {"backbone", "images"} <= settings.keys()
         and agrees(settings, PRETRAINED)
@@ -304,7 +309,7 @@ def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] |
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":
         mixer, alpha = str(settings.get("mixing.mixer")), in_short(settings.get("mixing.alpha"))
-    return str(settings.get("method")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
+    return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
 
 
 def in_short(value: Any) -> str:
@@ -315,10 +320,11 @@ def in_short(value: Any) -> str:
 def protocol_of(result: "Result") -> str | None:
     """The protocol in an address, if a result has the paper's data and settings; None if not."""
     settings = flatten(result.settings)
-    name = f"linear-{settings.get('recipe', 'moco')}" if result.protocol == "linear" else result.protocol
-    if name not in PROTOCOLS:
+    variant = settings.get(VARIANTS.get(result.protocol, ""))
+    name = f"{result.protocol}-{Path(str(variant)).stem}" if variant else result.protocol
+    if name not in EVALUATED:
         return None
-    counts, published = PROTOCOLS[name]
+    counts, published = EVALUATED[name]
     parts = result.details.get("data", {})
     same_data = isinstance(parts, dict) and all(
         str(parts.get(part, "")).startswith(f"{count} images")
@@ -329,7 +335,9 @@ def protocol_of(result: "Result") -> str | None:
 
 def column_of(protocol: str, metric: str) -> str:
     """The metric as an address has it."""
-    return re.sub(r"^(\d+)percent ", r"\1 % ", metric) if protocol == "semi" else metric  # of the published lists
+    return (
+        re.sub(r"^(\d+)percent ", r"\1 % ", metric) if protocol == "semi-supervised" else metric
+    )  # of the published lists
 
 
 def agrees(settings: Mapping[str, Any], choices: Choices) -> bool:

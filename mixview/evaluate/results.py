@@ -1,11 +1,11 @@
-"""What an evaluation found: the figures, the protocol in words, and where they are kept.
+"""Results of evaluations: the metrics, how they were computed, and where they are kept.
 
-    result = Result(protocol="knn", metrics={"top-1": 45.2}, words="20 nearest …", …)
+    result = Result(protocol="knn", metrics={"top-1": 45.2}, description="20 nearest …", …)
     save(result, Path("runs/first"))                     # runs/first/evaluations/knn-….json
-    for row in summarise(read("runs/first")): …          # mean and standard deviation over seeds
+    for row in summarize(read("runs/first")): …          # mean and standard deviation over seeds
 
-A result goes to a file of its own, named after all that decides it: another seed adds a file, the same command again
-replaces its own. Figures are in per cent.
+Each result has a file of its own, named after all that decides it: another seed adds a file, the same command again
+replaces its own. Metrics are in percent.
 """
 
 import hashlib
@@ -22,15 +22,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from mixview.atomic import real_folder
+from mixview.encoders.provenance import read_settings, with_settings
 from mixview.evaluate import paper
-from mixview.evaluate.provenance import read_settings, with_settings
-from mixview.export import write_atomically
-from mixview.records import RecordError, Whole, read_versioned
-from mixview.terminal import plain
+from mixview.io.atomic import real_folder, write_bytes
+from mixview.io.records import RecordError, Whole, read_versioned
+from mixview.io.terminal import plain, say
 
 FOLDER = "evaluations"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,64 +37,64 @@ class Result:
     """One evaluation of one encoder."""
 
     protocol: str
-    """Its name on the command line: knn, linear …"""
+    """The protocol's name: knn, linear …"""
     metrics: dict[str, float]
-    """In per cent: top-1, top-5, mAP …"""
-    words: str
-    """The protocol, so that nobody has to guess what a figure is of."""
+    """In percent: top-1, top-5, mAP …"""
+    description: str
+    """How the metrics were computed."""
     encoder: str
     data: str
     seed: Whole = 0
-    spread: dict[str, float] = field(default_factory=dict)
-    """Standard deviations, of metrics that are themselves means over samples."""
+    std: dict[str, float] = field(default_factory=dict)
+    """Standard deviations of metrics that are themselves means over samples."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What was set, but the seed."""
+    """The protocol's options, except the seed."""
     about: dict[str, str] = field(default_factory=dict)
-    """What the encoder's file says of its run: method, objective, seed, epoch, and every setting that shaped it."""
+    """The encoder's run, by its file: method, objective, seed, epoch, and every setting that shaped it."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What is behind the metrics: AP of each class, the costs that were chosen …"""
+    """Values behind the metrics: AP of each class, the costs that were chosen …"""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def file_name(self) -> str:
-        """A name that another seed, encoder, data set or setting does not have."""
+        """A name that no other seed, encoder, dataset or setting has."""
         deciding = [self.protocol, self.settings, self.data, self.encoder, self.about, self.seed]
         digest = hashlib.blake2b(json.dumps(deciding, sort_keys=True).encode(), digest_size=6)
         return f"{self.protocol}-{digest.hexdigest()}.json"
 
 
 class Row(NamedTuple):
-    """A metric over the results that differ in nothing but their seeds."""
+    """A metric over results that differ only in their seeds."""
 
     protocol: str
     metric: str
     mean: float
     std: float | None
-    """Over results (with n - 1), or of a single result what it says itself; None where there is nothing to go by."""
+    """Over results (with n - 1); of a single result its own, or None."""
     runs: int
     example: Result
 
 
 def save(result: Result, folder: Path) -> Path:
-    """Write a result into the folder of a run, or any other, whole or not at all."""
+    """Write a result into the folder of a run, or any other, atomically."""
     place = folder / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = real_folder(place) / result.file_name()
     content = {"version": FORMAT, **asdict(result)}
-    write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_bytes(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
     return path
 
 
 def read(folder: str | Path) -> list[Result]:
-    """The results in a folder, oldest first. What cannot be read is left out, with a warning."""
-    results, faults = read_what_fits(folder)
+    """The results in a folder, oldest first. Files that cannot be read are left out, with a warning."""
+    results, faults = read_valid(folder)
     for fault in faults:
         warnings.warn(fault, stacklevel=2)
     return results
 
 
-def read_what_fits(folder: str | Path) -> tuple[list[Result], list[str]]:
+def read_valid(folder: str | Path) -> tuple[list[Result], list[str]]:
     """The results in a folder, oldest first, and a sentence for each file that is left out.
 
     Results of earlier versions do not say what shaped their encoder: those of the run in the folder get it from there.
@@ -111,12 +110,12 @@ def read_what_fits(folder: str | Path) -> tuple[list[Result], list[str]]:
             result = replace(result, about=with_settings(result.about, folder))
         results.append(result)
     results.sort(key=lambda result: (result.made, result.seed))  # several may be of one second
-    # Of the same evaluation, once in an earlier version's words and once in today's, the later one counts.
+    # The same evaluation may be there in an earlier version's format and in today's: the later one counts.
     return list({result.file_name(): result for result in results}.values()), faults
 
 
-def summarise(results: Iterable[Result]) -> list[Row]:
-    """Mean and standard deviation of every metric, over results that differ in nothing but their seeds."""
+def summarize(results: Iterable[Result]) -> list[Row]:
+    """Mean and standard deviation of every metric, over results that differ only in their seeds."""
     groups: dict[str, dict[tuple[str | None, int], Result]] = {}
     for result in results:
         key = json.dumps([result.protocol, result.settings, result.data, encoder_key(result)], sort_keys=True)
@@ -126,20 +125,33 @@ def summarise(results: Iterable[Result]) -> list[Row]:
     for group in (list(each.values()) for each in groups.values()):
         for metric in group[0].metrics:
             values = [result.metrics[metric] for result in group if metric in result.metrics]
-            std = deviation(values) if len(values) > 1 else group[0].spread.get(metric)
+            std = stdev(values) if len(values) > 1 else group[0].std.get(metric)
             rows.append(Row(group[0].protocol, metric, statistics.fmean(values), std, len(values), group[0]))
     return rows
 
 
-def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of two or more values, with n - 1; not a number where one of them is none."""
+def average(results: Sequence[Result]) -> Result:
+    """The mean over results of several seeds, with their standard deviations; of one result, itself."""
+    if len(results) == 1:
+        return results[0]
+    values = {metric: [result.metrics[metric] for result in results] for metric in results[0].metrics}
+    return replace(
+        results[0],
+        metrics={metric: statistics.fmean(each) for metric, each in values.items()},
+        std={metric: stdev(each) for metric, each in values.items()},
+        warnings=tuple(dict.fromkeys(warning for result in results for warning in result.warnings)),
+    )
+
+
+def stdev(values: Sequence[float]) -> float:
+    """The standard deviation of two or more values, with n - 1; NaN if one of them is not finite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def encoder_settings(result: Result) -> dict[str, Any]:
-    """Everything but the seed that shaped the encoder of a result.
+    """Every setting, except the seed, that shaped the encoder of a result.
 
-    Where its file does not say, all that the file says and its name: it is not known to be like any other encoder.
+    An encoder whose file does not say has its name instead: it is not known to be like any other.
     """
     settings = read_settings(result.about)
     if settings is not None:
@@ -151,11 +163,11 @@ def encoder_settings(result: Result) -> dict[str, Any]:
 
 
 def encoder_key(result: Result) -> str:
-    """What encoders that differ in nothing but their seed have in common."""
+    """A key that encoders share if they differ only in their seed."""
     return json.dumps(encoder_settings(result), sort_keys=True)
 
 
-LOOKED_FOR = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "images")
+NAMED_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "images")
 """Settings that are named first, where they differ."""
 
 
@@ -164,7 +176,7 @@ def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
     These are the ones that people look for, and as few more as tell all apart.
     """
-    names = list(dict.fromkeys([*LOOKED_FOR, *sorted(name for each in settings for name in each)]))
+    names = list(dict.fromkeys([*NAMED_FIRST, *sorted(name for each in settings for name in each)]))
     shown: list[str] = []
 
     def kinds(chosen: list[str]) -> int:
@@ -172,7 +184,7 @@ def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
     for name in names:
         differs = kinds([name]) > 1
-        if differs and (name in LOOKED_FOR or kinds([*shown, name]) > kinds(shown)):
+        if differs and (name in NAMED_FIRST or kinds([*shown, name]) > kinds(shown)):
             shown.append(name)
     return [", ".join(f"{name} {each[name]}" for name in shown if each.get(name) is not None) for each in settings]
 
@@ -191,10 +203,10 @@ def name_encoders(results: Iterable[Result]) -> dict[str, str]:
 
 
 def show(results: Iterable[Result], console: Console | None = None) -> None:
-    """A table of what was measured, with the paper's figure beside it where it has one, and the protocols in words."""
+    """Print a table of the metrics, with the paper's numbers where it has them, and the protocols' descriptions."""
     results = list(results)
     console = console or Console(highlight=False)
-    rows = summarise(results)
+    rows = summarize(results)
     cells = [paper.find(row.example, row.metric) for row in rows]
     apart = name_encoders(results)
     table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
@@ -215,12 +227,29 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     console.print(table)
     for source in dict.fromkeys(f"[{cell.mark}] The paper's: {cell.where}" for cell in cells if cell):
         console.print(plain(source), soft_wrap=True)
-    for words in dict.fromkeys(f"{result.protocol}: {result.words} On {result.data}." for result in results):
-        console.print(plain(words), soft_wrap=True)
+    for text in dict.fromkeys(f"{result.protocol}: {result.description} On {result.data}." for result in results):
+        console.print(plain(text), soft_wrap=True)
     for note in dict.fromkeys(note for result in results for note in result.notes):
         console.print(plain(note), soft_wrap=True)
     for warning in dict.fromkeys(warning for result in results for warning in result.warnings):
         console.print(plain(f"warning: {warning}", "yellow"), soft_wrap=True)
+
+
+def show_runs(folders: Sequence[str]) -> None:
+    """Show the results in folders: mean ± std over runs that differ only in the seed.
+
+    Args:
+        folders: folders of runs, or those given as --out.
+    """
+    found: list[Result] = []
+    for folder in folders:
+        valid, faults = read_valid(folder)
+        found += valid
+        for fault in faults:
+            say(fault)
+    if not found:
+        raise ValueError(f"there are no results in {', '.join(folders)}: evaluate first, with mixview evaluate knn …")
+    show(found)
 
 
 def general_name(result: Result) -> str:
@@ -237,5 +266,5 @@ def figure(mean: float, std: float | None) -> str:
 
 
 def percentages(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Shares, 0 to 1, in per cent."""
+    """Metrics from 0 to 1 in percent."""
     return {name: 100 * float(value) for name, value in metrics.items()}

@@ -1,82 +1,126 @@
 """Linear SVMs on frozen features: the VOC2007 protocol of VISSL and OpenSelfSup, and one class against the rest.
 
-    train = Labelled(features, from_label_sets(source.label_sets()))
+    train = Labeled(features, label_sets)
     result = evaluate_svm(train, test, classes=source.classes)
-    print(result.mean_ap, result.protocol, *result.notes)
+    print(result.mean_ap, result.description, *result.notes)
 
-One SVM a class. Its cost is the one with the best average precision under cross-validation (the first of equal ones,
-in the order of `costs`); folds are scikit-learn's stratified ones without shuffling, and their average precision is
-scikit-learn's: `cross_val_score(cv=3, scoring="average_precision")` in the published code. Then mean average
-precision on the test set. An object that is marked difficult makes its image a negative in training, as published,
-and is ignored at test.
+There is one SVM per class. Its cost is the one with the best average precision under cross-validation (the first of
+equal ones, in the order of `costs`); folds are scikit-learn's stratified ones without shuffling, and their average
+precision is scikit-learn's: `cross_val_score(cv=3, scoring="average_precision")` in the published code. The metric is
+mean average precision on the test set. An object that is marked difficult makes its image a negative in training, as
+published, and is ignored in testing.
 
 A class with fewer positives than folds gets fewer folds, one with a single positive the `fallback_cost`. A class
-without any positive or negative in training, or without any positive at test, is left out of the mean, and named. No
-class left is an error.
+without any positive or negative in training, or without any positive in testing, is left out of the mean, and named.
+If no class is left, that is an error.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mixview.encoders.features import Stage, pick_device, stages_of
+from mixview.encoders.transforms import CenterCrop, Squash
 from mixview.evaluate.average_precision import mean_average_precision
-from mixview.evaluate.svm_fitting import Counter, Fit, Report, best_cost, start
+from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, start
+from mixview.runs.progress_bar import Advance, bar
 
 Difficult = Literal["negative", "ignored"]
 T = TypeVar("T")
 
 
-class Labelled(NamedTuple):
-    """Features and what the images show."""
+class Labeled(NamedTuple):
+    """Features and label sets."""
 
     features: Tensor
     """[N, D], on the device that does the work."""
     labels: Tensor
-    """[N, classes]: 1 present, -1 absent, 0 difficult, as in VOC's own files. See `from_label_sets`, `from_classes`."""
+    """[N, classes]: 1 present, 0 absent, -1 difficult, as a source's `label_sets` are."""
 
 
-def from_label_sets(label_sets: npt.NDArray[np.int8] | Tensor | None) -> Tensor:
-    """The labels of a source with several classes an image: its 1, 0 (absent), -1 (difficult) become 1, -1, 0."""
-    if label_sets is None:
-        raise ValueError(
-            "there are no label sets, and an SVM needs labels: use a source that has them, or k-NN on others"
+@dataclass(frozen=True, kw_only=True)
+class SVMConfig:
+    """Options of the protocols that train linear SVMs."""
+
+    stage: Stage | None = None
+    """Features; by default res5 pooled to 2×2 (the paper writes res4), and the output of encoders without stages."""
+    resize: Literal["squash", "crop"] = "squash"
+    """squash the whole image into a square, as published, or crop its center."""
+    fit: FitConfig = field(default_factory=FitConfig)
+    """How the SVMs are trained and evaluated."""
+
+    def labeled(self, context: EvalContext) -> tuple[Labeled, Labeled, str]:
+        """Features and label sets of both splits, and a description of the features."""
+        stage = self.stage
+        if stage is None:
+            stage = "res5" if "res5" in stages_of(context.encoder.encoder) else "avgpool"
+            if stage == "avgpool":
+                name = context.encoder.name
+                context.notes.append(f"{name} is not a ResNet, so that the features are its output (avgpool).")
+        make = Squash if self.resize == "squash" else CenterCrop
+        transform = make(context.encoder.size, context.encoder.normalize)
+        device = pick_device(context.protocol.device)
+        if device.type == "mps":  # which has no double precision
+            device = torch.device("cpu")
+        train, test = (
+            Labeled(part[stage].to(device), torch.from_numpy(label_sets[part.kept]).to(device))
+            for part, label_sets in zip(context.features(transform, stage), context.splits.sets(), strict=True)
         )
-    known = torch.as_tensor(label_sets)
-    return torch.where(known == 1, 1, torch.where(known == 0, -1, 0)).to(torch.int8)
+        return train, test, f"{stage} ({train.features.shape[1]} numbers), {transform.description}"
 
 
-def from_classes(labels: npt.NDArray[np.int64] | Tensor | None, classes: int) -> Tensor:
-    """The labels of a source with one class an image, one against the rest. [N] -> [N, classes]"""
-    if labels is None:
-        raise ValueError("there are no labels, and an SVM needs them: use a source that has some")
-    known = torch.as_tensor(labels)
-    if known.ndim != 1 or not len(known) or int(known.min()) < 0 or int(known.max()) >= classes:
-        raise ValueError(f"labels must be [N] whole numbers from 0 to {classes - 1}: number the classes from 0")
-    return (2 * torch.nn.functional.one_hot(known.long(), classes) - 1).to(torch.int8)
+@contextlib.contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for work that reports how much of how much is done."""
+    with contextlib.ExitStack() as stack:
+        shown: list[tuple[Advance, int]] = []
+
+        def report(done: int, total: int) -> None:
+            advance, before = shown.pop() if shown else (stack.enter_context(bar(unit, total)), 0)
+            advance(done - before)
+            shown.append((advance, done))
+
+        yield report
 
 
-@dataclass(frozen=True)
-class SvmSettings:
-    """The whole training set."""
+@dataclass(frozen=True, kw_only=True)
+class SVM(SVMConfig, Protocol):
+    """Evaluate by one linear SVM per class on all training images, as published for VOC2007: mean average precision."""
 
-    fit: Fit = field(default_factory=Fit)
     difficult: Difficult = "negative"
     """What an object marked difficult makes of its image in training: a negative, as published, or nothing."""
 
+    name: ClassVar[str] = "svm"
+    cost: ClassVar[float] = 2
+    multi_label: ClassVar[bool] = True
+
+    def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
+        train, test, features = self.labeled(context)
+        with progress("SVMs") as report:
+            found = evaluate_svm(
+                train, test, classes=context.splits.classes, fit=self.fit, difficult=self.difficult, report=report
+            )
+        context.description = f"{found.description}; features {features}."
+        context.details |= {"classes": found.classes, "AP": found.per_class, "C": found.costs}
+        context.notes += found.notes
+        yield "mAP", 100 * found.mean_ap
+        if found.top1 is not None:
+            yield "top-1", 100 * found.top1
+
 
 @dataclass(frozen=True)
-class SvmResult:
-    """What the SVMs of the whole training set reach. Figures are from 0 to 1."""
+class SVMResult:
+    """Metrics of SVMs on the whole training set, from 0 to 1."""
 
     mean_ap: float
     top1: float | None
-    """The share of test images whose own class has the highest score, where every image has exactly one class."""
+    """Share of test images whose own class has the highest score, if every image has exactly one class."""
     classes: tuple[str, ...]
     per_class: tuple[float | None, ...]
     """The average precision of each class; None where it was left out."""
@@ -84,68 +128,64 @@ class SvmResult:
     """The chosen C of each class."""
     cross_validated: tuple[float | None, ...]
     """The average precision under cross-validation at that C; None where there was none."""
-    protocol: str
+    description: str
     notes: tuple[str, ...]
-    """What was left out or done otherwise, in sentences."""
-
-    def metrics(self) -> dict[str, float]:
-        """Names and values, for tables."""
-        found = {"mAP": self.mean_ap}
-        return found if self.top1 is None else {**found, "top-1": self.top1}
+    """Sentences about what was left out or done differently."""
 
 
 def evaluate_svm(
-    train: Labelled,
-    test: Labelled,
+    train: Labeled,
+    test: Labeled,
     *,
     classes: Sequence[str] | None = None,
-    settings: SvmSettings | None = None,
+    fit: FitConfig | None = None,
+    difficult: Difficult = "negative",
     report: Report | None = None,
-) -> SvmResult:
-    """Train on all of `train`, the cost of each class by cross-validation, and judge on `test`.
+) -> SVMResult:
+    """Train on all of `train`, with the cost of each class by cross-validation, and evaluate on `test`.
 
     Args:
-        train: features [N, D] and labels [N, classes].
-        test: the same of other images.
+        train: features [N, D] and label sets [N, classes].
+        test: those of other images.
         classes: their names; numbers by default.
-        settings: the published ones by default.
-        report: told how far it is.
+        fit: how; as published by default.
+        difficult: what an object marked difficult makes of its image in training.
+        report: called with the number of SVMs that are done, and of all.
     """
-    settings = settings or SvmSettings()
-    fit = settings.fit
+    fit = fit or FitConfig()
     names = check_sets(train, test, classes)
     labels = train.labels.cpu()
-    counted = torch.ones_like(labels, dtype=torch.bool) if settings.difficult == "negative" else labels != 0
+    counted = torch.ones_like(labels, dtype=torch.bool) if difficult == "negative" else labels != -1
     kept, notes = usable(labels == 1, counted, test.labels.cpu() == 1, names)
-    machine = start(train.features, test.features, fit, Counter(report, len(fit.costs) * len(kept) * (1 + fit.folds)))
-    outcome = machine.run((labels == 1)[:, kept], counted[:, kept])
-    chosen = best_cost(outcome.cross_validated, fit)
-    scores = outcome.test_scores[chosen, :, torch.arange(len(kept))].T
+    solver = start(train.features, test.features, fit, Counter(report, len(fit.costs) * len(kept) * (1 + fit.folds)))
+    scored = solver.run((labels == 1)[:, kept], counted[:, kept])
+    chosen = best_cost(scored.cross_validated, fit)
+    scores = scored.test_scores[chosen, :, torch.arange(len(kept))].T
     truth = test.labels.to(scores.device)[:, kept]
-    found = mean_average_precision(scores, truth == 1, truth == 0, interpolation=fit.interpolation)
-    folds = outcome.folds
+    found = mean_average_precision(scores, truth == 1, truth == -1, interpolation=fit.interpolation)
+    folds = scored.folds
     for index, column in enumerate(kept):
         if folds[index] < fit.folds:
             notes.append(few_positives(names[column], int(folds[index]), fit))
-    validated = outcome.cross_validated[chosen, torch.arange(len(kept))].tolist()
-    return SvmResult(
+    validated = scored.cross_validated[chosen, torch.arange(len(kept))].tolist()
+    return SVMResult(
         mean_ap=found.value,
         top1=top1(scores, test.labels.to(scores.device), kept),
         classes=names,
-        per_class=spread_out(found.per_class, kept, len(names)),
-        costs=spread_out([fit.costs[index] for index in chosen.tolist()], kept, len(names)),
-        cross_validated=spread_out([None if math.isnan(value) else value for value in validated], kept, len(names)),
-        protocol=(
-            f"{fit.in_words()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated AP; "
-            f"difficult objects {settings.difficult} in training and ignored at test; mean over {len(kept)} classes of "
+        per_class=scatter(found.per_class, kept, len(names)),
+        costs=scatter([fit.costs[index] for index in chosen.tolist()], kept, len(names)),
+        cross_validated=scatter([None if math.isnan(value) else value for value in validated], kept, len(names)),
+        description=(
+            f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
+            f"AP; difficult objects {difficult} in training and ignored in testing; mean over {len(kept)} classes of "
             f"{fit.interpolation} AP; {len(train.features)} images to train and {len(test.features)} to test"
         ),
-        notes=(*notes, *machine.notes()),
+        notes=(*notes, *solver.notes()),
     )
 
 
-def check_sets(train: Labelled, test: Labelled, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the classes, after refusing what does not fit together."""
+def check_sets(train: Labeled, test: Labeled, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the classes; raise if features and labels do not fit together."""
     for name, (features, labels) in (("training", train), ("test", test)):
         if features.ndim != 2 or not features.numel():
             raise ValueError(
@@ -154,16 +194,15 @@ def check_sets(train: Labelled, test: Labelled, classes: Sequence[str] | None) -
         if labels.ndim != 2 or len(labels) != len(features):
             raise ValueError(
                 f"the {name} labels must be [{len(features)}, classes], a row for each row of features, "
-                f"got {list(labels.shape)}: see from_label_sets and from_classes"
+                f"got {list(labels.shape)}"
             )
         if not bool(((labels == 1) | (labels == 0) | (labels == -1)).all()):
             raise ValueError(
-                f"the {name} labels must be 1 (present), -1 (absent) or 0 (difficult): see from_label_sets"
+                f"the {name} labels must be 1 (present), 0 (absent) or -1 (difficult), as a source's label_sets are"
             )
-        if 2 * int((labels == 0).sum()) > labels.numel():
+        if 2 * int((labels == -1).sum()) > labels.numel():
             raise ValueError(
-                f"most of the {name} labels are 0, which means difficult: a source's label_sets say 0 for absent, "
-                "so pass them through from_label_sets"
+                f"most of the {name} labels are -1, which means difficult: absent is 0, as in a source's label_sets"
             )
         if not bool(features.isfinite().all()):
             raise ValueError(
@@ -172,20 +211,20 @@ def check_sets(train: Labelled, test: Labelled, classes: Sequence[str] | None) -
     if train.features.shape[1] != test.features.shape[1] or train.labels.shape[1] != test.labels.shape[1]:
         raise ValueError(
             f"training and test do not fit: {train.features.shape[1]} and {test.features.shape[1]} features, "
-            f"{train.labels.shape[1]} and {test.labels.shape[1]} classes; take both from one encoder and one data set"
+            f"{train.labels.shape[1]} and {test.labels.shape[1]} classes; take both from one encoder and one dataset"
         )
     names = tuple(classes) if classes is not None else tuple(str(index) for index in range(train.labels.shape[1]))
     if len(names) != train.labels.shape[1]:
-        raise ValueError(f"there are {len(names)} names for {train.labels.shape[1]} classes: pass one name a class")
+        raise ValueError(f"there are {len(names)} names for {train.labels.shape[1]} classes: pass one name per class")
     return names
 
 
 def usable(positive: Tensor, counted: Tensor, in_test: Tensor, names: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The classes that can be trained and judged, and sentences about the others."""
+    """The classes that can be trained and evaluated, and sentences about the others."""
     lacking = {
         "no positive in training": ~(positive & counted).any(0),
         "no negative in training": ~(~positive & counted).any(0),
-        "no positive at test": ~in_test.any(0),
+        "no positive in testing": ~in_test.any(0),
     }
     notes = [
         f"left out of the mean, {reason}: {', '.join(names[index] for index in missing.nonzero().flatten().tolist())}"
@@ -196,32 +235,32 @@ def usable(positive: Tensor, counted: Tensor, in_test: Tensor, names: Sequence[s
     kept = (~out).nonzero().flatten().tolist()
     if not kept:
         raise ValueError(
-            "no class has positives and negatives in training and positives at test "
+            "no class has positives and negatives in training and positives in testing "
             f"({'; '.join(notes)}): check the labels"
         )
     return kept, notes
 
 
-def few_positives(name: str, folds: int, fit: Fit) -> str:
-    """What was done about a class with fewer positives or negatives than folds."""
+def few_positives(name: str, folds: int, fit: FitConfig) -> str:
+    """A sentence about a class with fewer positives or negatives than folds."""
     if folds < 2:
         return f"{name} has too few images to cross-validate: C = {fit.fallback_cost:g}"
     return f"{name} has too few images for {fit.folds} folds: C by {folds}-fold cross-validation"
 
 
-def spread_out(values: Sequence[T], kept: Sequence[int], count: int) -> tuple[T | None, ...]:
+def scatter(values: Sequence[T], kept: Sequence[int], count: int) -> tuple[T | None, ...]:
     """Values of the kept classes among all, None for the others."""
-    known = dict(zip(kept, values, strict=True))
-    return tuple(known.get(index) for index in range(count))
+    by_class = dict(zip(kept, values, strict=True))
+    return tuple(by_class.get(index) for index in range(count))
 
 
 def single_label(labels: Tensor) -> bool:
     """Whether every image has exactly one class, and nothing is difficult."""
-    return bool(((labels == 1).sum(1) == 1).all()) and not bool((labels == 0).any())
+    return bool(((labels == 1).sum(1) == 1).all()) and not bool((labels == -1).any())
 
 
 def top1(scores: Tensor, labels: Tensor, kept: Sequence[int]) -> float | None:
-    """The share of images [N] whose class [N, classes] has the highest of scores [N, kept]; None for label sets."""
+    """Share of images whose class [N, classes] has the highest of scores [N, kept]; None for label sets."""
     if not single_label(labels):
         return None
     guess = torch.tensor(kept, device=scores.device)[scores.argmax(1)]

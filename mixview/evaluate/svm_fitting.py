@@ -18,17 +18,13 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 import torch
-from joblib import Parallel, delayed
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import StratifiedKFold
-from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from mixview.evaluate.average_precision import Interpolation, average_precision
 from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve_path
 
 Backend = Literal["batched", "liblinear"]
-Normalisation = Literal["l2", "none"]
+Normalization = Literal["l2", "none"]
 Report = Callable[[int, int], object]
 """Called with how many SVMs are done, and how many there are."""
 
@@ -43,33 +39,33 @@ CELLS = 2**25
 
 
 @dataclass(frozen=True)
-class Fit:
-    """How SVMs are trained and judged; the defaults are the published ones."""
+class FitConfig:
+    """How the SVMs are trained and evaluated; the defaults are the published ones."""
 
     costs: tuple[float, ...] = COSTS
-    """What C is chosen from; of equally good ones the first."""
+    """Candidates for C; of equally good ones the first is chosen."""
     folds: int = 3
-    """Of the cross-validation that chooses C."""
+    """Folds of the cross-validation that chooses C."""
     positive_weight: float = 2.0
-    """How much more the cost counts for a positive than for a negative."""
-    normalisation: Normalisation = "l2"
-    """Features divided by their length + 1e-5, or as they are."""
+    """Weight of a positive example relative to a negative one."""
+    normalization: Normalization = "l2"
+    """l2: features divided by their norm + 1e-5; none: features as they are."""
     intercept: float = 1.0
-    """The constant feature whose weight is the intercept, regularised like every other; 0 for none."""
+    """The constant feature whose weight is the intercept, regularized like every other; 0 for none."""
     interpolation: Interpolation = "all-points"
-    """Of the average precision on the test set. (Cross-validation has the plain one, as published.)"""
+    """Definition of average precision on the test set. (Cross-validation uses the plain one, as published.)"""
     fallback_cost: float = 1.0
-    """C where there are too few positives to cross-validate."""
+    """C for classes with too few positives to cross-validate."""
     backend: Backend = "batched"
     """batched, or liblinear, the reference."""
     tolerance: float | None = None
-    """When a fit has converged: the relative duality gap of batched (default 1e-12), the tol of liblinear (1e-4)."""
+    """Convergence criterion: relative duality gap for batched (default 1e-12), tol for liblinear (1e-4)."""
     liblinear_dual: bool = True
-    """Coordinate descent on the dual, as published, or Newton on the primal, faster where costs are large."""
+    """true: coordinate descent on the dual, as published; false: Newton on the primal, faster for large costs."""
     liblinear_iterations: int = 2000
-    """After which liblinear stops short of its tolerance; the result says how often it did."""
+    """Maximum number of iterations of liblinear; the result says how often it was reached."""
     jobs: int = -1
-    """Processes of liblinear; -1 for one a core."""
+    """Processes of liblinear; -1 for one per core."""
 
     def __post_init__(self) -> None:
         distinct = len(set(self.costs)) == len(self.costs)
@@ -80,14 +76,14 @@ class Fit:
         for name, number in (("positive_weight", self.positive_weight), ("fallback_cost", self.fallback_cost)):
             if not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number}")
-        chosen = ("backend", self.backend, Backend), ("normalisation", self.normalisation, Normalisation)
+        chosen = ("backend", self.backend, Backend), ("normalization", self.normalization, Normalization)
         for name, value, known in (*chosen, ("interpolation", self.interpolation, Interpolation)):
             if value not in get_args(known):
                 raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """What is fitted, and how."""
-        features = "L2-normalised features" if self.normalisation == "l2" else "features as they are"
+        features = "L2-normalized features" if self.normalization == "l2" else "features as they are"
         if self.backend == "batched":
             how = f"solved together to a relative duality gap of {self.tolerance or TOLERANCE:g}"
         else:
@@ -96,14 +92,14 @@ class Fit:
                 f"by LIBLINEAR, {space}, tolerance {self.tolerance or LIBLINEAR_TOLERANCE:g}, "
                 f"at most {self.liblinear_iterations} iterations"
             )
-        intercept = "intercept regularised" if self.intercept else "no intercept"
+        intercept = "intercept regularized" if self.intercept else "no intercept"
         return (
-            f"one linear SVM a class (squared hinge, L2, {intercept}) on {features}, "
+            f"one linear SVM per class (squared hinge, L2, {intercept}) on {features}, "
             f"positives weighted {self.positive_weight:g}, {how}"
         )
 
 
-def best_cost(validated: Tensor, fit: Fit) -> Tensor:
+def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
     """The first of the best costs, as an index into `fit.costs`: [costs, P] -> [P]; the fallback where all are NaN."""
     chosen = validated.nan_to_num(-1).cpu().argmax(0)
     nowhere = validated.isnan().all(0).cpu()
@@ -122,6 +118,8 @@ def hold_out(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
 
     Fewer than `folds` where there are fewer positives or negatives; none where there is but one.
     """
+    from sklearn.model_selection import StratifiedKFold  # takes a second to import
+
     held = torch.zeros(*positive.shape, folds, dtype=torch.bool)
     for column in range(positive.shape[1]):
         rows = counted[:, column].nonzero().flatten()
@@ -133,8 +131,8 @@ def hold_out(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
     return held
 
 
-class Outcome(NamedTuple):
-    """Of P problems at every cost, in the order of `Fit.costs`."""
+class Scores(NamedTuple):
+    """Scores of P problems at every cost, in the order of `FitConfig.costs`."""
 
     cross_validated: Tensor
     """[costs, P] plain average precision, the mean over the folds; NaN without any."""
@@ -172,29 +170,29 @@ class Counter:
             self.report(self.done, self.total)
 
 
-class Machine(ABC):
+class LinearSVMs(ABC):
     """Fits problems on one training set and scores one test set; what differs between backends is `fits`."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
         self.train = train
         self.test = test
         self.fit = fit
         self.counter = counter
 
-    def run(self, positive: Tensor, counted: Tensor) -> Outcome:
+    def run(self, positive: Tensor, counted: Tensor) -> Scores:
         """Fit P problems at every cost, on everything that counts and without each fold. positive, counted: [N, P]"""
         at_once = max(1, CELLS // (len(positive) * (1 + self.fit.folds)))
         blocks = [
             self.run_block(*block) for block in zip(positive.split(at_once, 1), counted.split(at_once, 1), strict=True)
         ]
-        return Outcome(
+        return Scores(
             torch.cat([block.cross_validated for block in blocks], dim=1),
             torch.cat([block.test_scores for block in blocks], dim=2),
             torch.cat([block.folds for block in blocks]),
             torch.cat([block.objective for block in blocks], dim=1),
         )
 
-    def run_block(self, positive: Tensor, counted: Tensor) -> Outcome:
+    def run_block(self, positive: Tensor, counted: Tensor) -> Scores:
         n, count = positive.shape
         folds = self.fit.folds
         held = hold_out(positive, counted, folds)
@@ -216,21 +214,21 @@ class Machine(ABC):
             test_scores[index] = fitted.test_scores
             objective[index, :, 0] = fitted.objective[:count]
             objective[index, :, 1:] = fitted.objective[count:].view(count, folds)
-        return Outcome(validated, test_scores, used.sum(1), objective)
+        return Scores(validated, test_scores, used.sum(1), objective)
 
     @abstractmethod
     def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
-        """Solve the problems [N, K] at every cost, in any order; the first `tested` are asked about the test set."""
+        """Solve the problems [N, K] at every cost, in any order; the first `tested` score the test set."""
 
     def notes(self) -> list[str]:
-        """What the fits have to say about themselves."""
+        """Sentences about the fits, such as a missed tolerance."""
         return []
 
 
-class Batched(Machine):
+class Batched(LinearSVMs):
     """All problems together, by `solve_path`."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
         super().__init__(train, test, fit, counter)
         self.whole: tuple[Basis, Tensor] | None = None
 
@@ -256,14 +254,16 @@ class Batched(Machine):
             yield Fitted(solved.cost, scores, test @ solved.coefficients[:, :tested], solved.objective)
 
 
-class Liblinear(Machine):
+class Liblinear(LinearSVMs):
     """One problem after the other, by scikit-learn's `LinearSVC`, several processes at once."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
         super().__init__(train, test, fit, counter)
         self.stopped_short = 0
 
     def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+        from joblib import Parallel, delayed
+
         costs = sorted(self.fit.costs)
         train, test = self.train.cpu().numpy(), self.test.cpu().numpy()
         y, s = signs.cpu().numpy(), weights.cpu().numpy()
@@ -306,9 +306,12 @@ def liblinear_path(
     signs: npt.NDArray[np.float64],
     weights: npt.NDArray[np.float64],
     costs: Sequence[float],
-    fit: Fit,
+    fit: FitConfig,
 ) -> list[Column]:
     """One problem at every cost: what `LinearSVC(class_weight={1: 2, -1: 1})` gives, with weights image by image."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.svm import LinearSVC
+
     rows = weights > 0
     if not rows.any():
         return [Column(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
@@ -338,10 +341,10 @@ def liblinear_path(
     return columns
 
 
-def start(train: Tensor, test: Tensor, fit: Fit, counter: Counter) -> Machine:
-    """The machine of the chosen backend. Features [N, D] and [M, D], normalised here, on the device of the former."""
+def start(train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> LinearSVMs:
+    """The solver of the chosen backend. Features [N, D] and [M, D], normalized here, on the device of the former."""
     prepared = [features.to(train.device, torch.float64) for features in (train, test)]
-    if fit.normalisation == "l2":
+    if fit.normalization == "l2":
         prepared = [features / (features.norm(dim=1, keepdim=True) + 1e-5) for features in prepared]
     backend = Batched if fit.backend == "batched" else Liblinear
     return backend(prepared[0], prepared[1], fit, counter)

@@ -1,9 +1,9 @@
-"""Many linear SVMs on the same features at once: LIBLINEAR's L2-regularised squared hinge, by matrix products.
+"""Many linear SVMs on the same features at once: LIBLINEAR's L2-regularized squared hinge, by matrix products.
 
 The k-th problem, with signs y = ±1, weights s >= 0 and a cost C, over the features x and a constant one beside them
-(the intercept, regularised as in LIBLINEAR), is
+(the intercept, regularized as in LIBLINEAR), is
 
-    minimise over w    f(w) = 1/2 |w|² + C · sum over i of s_i · max(0, 1 - y_i w·x_i)²
+    minimize over w    f(w) = 1/2 |w|² + C · sum over i of s_i · max(0, 1 - y_i w·x_i)²
 
 Weights are for every problem and image: twice for a positive, zero for an image that is ignored or in the fold that
 is held out. So classes, folds and samples are all columns of one matrix, and a step of all of them is a few products.
@@ -40,7 +40,7 @@ MOST_PRODUCTS = 250
 """Products with the Hessian for one Newton step."""
 
 FLAT = 1e-4
-"""A direction along which the curvature of the loss stays below this share of the regulariser's is not solved for."""
+"""A direction along which the curvature of the loss stays below this share of the regularizer's is not solved for."""
 
 FINEST, COARSEST = 2e-3, 5e-2
 """How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
@@ -212,7 +212,7 @@ class Problems:
         raise RuntimeError(
             f"{len(going)} SVMs of cost {cost:g} have not converged after {MOST_STEPS} Newton steps, the worst has a "
             f"relative duality gap of {float((gap / objective)[going].max()):.1e} and not {self.tolerance:.1e}: leave "
-            "out such large costs, normalise the features, or raise the tolerance"
+            "out such large costs, normalize the features, or raise the tolerance"
         )
 
     def leading(self, cost: float) -> Tensor:

@@ -1,74 +1,86 @@
-"""What the protocols that train share: a published schedule, one augmented view per image, runs that can be resumed.
+"""Training of classifiers on images, for the protocols that do: published schedules, one augmented view per image, runs
+that can be resumed.
 
-The order and the views are functions of (seed, epoch, index), as in pretraining: the same command gives the same
-figure, whatever the number of workers, processes and restarts.
+Order and views are functions of (seed, epoch, index), as in pretraining: the same command gives the same metrics,
+whatever the number of workers, processes and restarts.
 """
 
+import contextlib
 import copy
+import functools
 import math
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from mixview.data import fused
-from mixview.data.augmentation import Augmentation, Crop, Jitter, Normalise, view_generator
-from mixview.data.loading import Batches, Key, Loader, default_workers
-from mixview.data.reading import Reader, decoder_for
-from mixview.data.source import Source
+from mixview.data.augment import numba_backend
+from mixview.data.augment.params import sample_params, view_generator
+from mixview.data.augment.policies import Augmentation, Crop, Jitter, Normalize
+from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.loader import EpochSampler, Key, Loader, default_workers
+from mixview.data.sources.base import Source
 from mixview.distributed import synchronize_batch_norm
-from mixview.evaluate.encoders import Subject
-from mixview.evaluate.features import BLOCK, Stage, Staged, shown
-from mixview.evaluate.progress import bar
-from mixview.evaluate.transforms import CentreCrop
-from mixview.records import Accuracies, read_json
-from mixview.train.checkpoints import Checkpoints
-from mixview.train.devices import agree_on_checkpoint, launch_once, reset_grad_scaler
-from mixview.train.launching import is_restarted, losing_no_process, process_rank
-from mixview.train.optimisers import LARS
-from mixview.train.run_folder import RunFolder, is_run, recorded, start_or_resume, write_json
-from mixview.train.supervised import SupervisedEngine, run_supervised
+from mixview.encoders.features import BLOCK, Stage, Staged, shown
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.transforms import CenterCrop
+from mixview.evaluate import results
+from mixview.evaluate.base import EvalContext, Stopped
+from mixview.evaluate.labeled import as_tensor
+from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
+from mixview.io.atomic import refuse_link
+from mixview.io.records import Accuracies, read_json
+from mixview.optim import LARS, step_decay
+from mixview.options import Count, Epochs, Positive
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.devices import Precision, agree_on_checkpoint, launch_once, make_fabric, reset_grad_scaler
+from mixview.runs.graceful_stop import seconds_of
+from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
+from mixview.runs.progress_bar import bar
+from mixview.runs.run_directory import RunDirectory, is_run, recorded, start_or_resume, write_json
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 @final
 @dataclass(frozen=True)
 class Schedule:
-    """An optimizer whose learning rate falls in steps, or along a cosine, epoch by epoch."""
+    """An optimizer and its learning rate, which decays in steps or along a cosine, epoch by epoch."""
 
     epochs: int
     lr: float
     weight_decay: float
     steps: tuple[int, ...] = ()
-    """Epochs after which the rate falls."""
+    """Epochs after which the learning rate decays."""
     factor: float = 0.1
-    """What it is multiplied by there."""
-    batch: int = 256
+    """Decay factor at each step."""
+    batch_size: int = 256
     momentum: float = 0.9
     nesterov: bool = False
     optimizer: Literal["sgd", "lars"] = "sgd"
     cosine: bool = False
-    """The rate falls along half a cosine instead."""
+    """Decay along half a cosine instead of in steps."""
     scale_lr: bool = False
-    """Multiply the rate by batch / 256."""
+    """Multiply the learning rate by batch_size / 256."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch < 1:
-            raise ValueError(f"epochs and batch must be at least 1, got {self.epochs} and {self.batch}")
+        if self.epochs < 1 or self.batch_size < 1:
+            raise ValueError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
 
-    def changed(self, epochs: int | None, batch: int | None, lr: float | None) -> "Schedule":
-        """With another number of epochs, in which the steps keep their place, another batch or another rate.
+    def changed(self, epochs: int | None, batch_size: int | None, lr: float | None) -> "Schedule":
+        """A schedule with another number of epochs, in which the steps keep their place, batch size or learning rate.
 
-        In a short run a step waits for the end of the first epoch, rather than fall before it.
+        In a short run no step comes before the end of the first epoch.
         """
         length = self.epochs if epochs is None else epochs
         steps = tuple(max(1, round(step * length / self.epochs)) for step in self.steps)
@@ -76,28 +88,28 @@ class Schedule:
             self,
             epochs=length,
             steps=steps,
-            batch=self.batch if batch is None else batch,
+            batch_size=self.batch_size if batch_size is None else batch_size,
             lr=self.lr if lr is None else lr,
             scale_lr=self.scale_lr and lr is None,
         )
 
     def fitted(self, images: int) -> "Schedule":
-        """With a batch that is no larger than the training set."""
-        return replace(self, batch=min(self.batch, images))
+        """A schedule whose batch is no larger than the training set."""
+        return replace(self, batch_size=min(self.batch_size, images))
 
     @property
     def peak_lr(self) -> float:
         """The highest learning rate."""
-        return self.lr * self.batch / 256 if self.scale_lr else self.lr
+        return self.lr * self.batch_size / 256 if self.scale_lr else self.lr
 
     def rate(self, epoch: int) -> float:
-        """What the learning rate is multiplied by in an epoch."""
+        """The factor of the learning rate in an epoch."""
         if self.cosine:
             return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
-        return float(self.factor ** sum(epoch >= step for step in self.steps))
+        return step_decay(self.factor, self.steps, epoch)
 
     def build_optimizer(self, groups: Iterable[Any]) -> torch.optim.Optimizer:
-        """The optimizer of these parameters, or groups of them."""
+        """The optimizer for these parameters or parameter groups."""
         if self.optimizer == "lars":
             return LARS(groups, self.peak_lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return torch.optim.SGD(
@@ -105,22 +117,23 @@ class Schedule:
         )
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
+        """The schedule in a few words, for a result."""
         steps = " and ".join(str(step) for step in self.steps)
         falls = " along a cosine" if self.cosine else f", ×{self.factor:g} at epochs {steps}" if steps else ""
         name = self.optimizer.upper() + (" with Nesterov momentum" if self.nesterov else "")
         return (
-            f"{name} {self.momentum:g}, {self.epochs} epochs, batch {self.batch}, lr {self.peak_lr:g}{falls}, "
+            f"{name} {self.momentum:g}, {self.epochs} epochs, batch {self.batch_size}, lr {self.peak_lr:g}{falls}, "
             f"wd {self.weight_decay:g}"
         )
 
 
 class Task(NamedTuple):
-    """Images of one class each: some to train on, some to be asked about."""
+    """Images of one class each, to train and to test on."""
 
     train: Source
     labels: Tensor
-    """[N] of the training images."""
+    """[N]"""
     test: Source
     test_labels: Tensor
     """[M]"""
@@ -147,18 +160,18 @@ class Logging:
             raise ValueError(f"log_every and keep must be at least 1, and checkpoint_every 0 or more, got {self}")
 
 
-class Work(NamedTuple):
-    """Where a classifier is trained: devices, folder, seed and time limit."""
+class TrainingRun(NamedTuple):
+    """Where and how a classifier is trained: devices, folder, seed and time limit."""
 
-    fabric: Fabric
+    fabric: "Fabric"
     out: Path
     """The folder of the run, with its settings, metrics and checkpoints."""
     config: Mapping[str, Any] = MappingProxyType({})
-    """What decides the outcome: a run that is resumed must have been started with the same."""
+    """The settings that decide the outcome: a resumed run must have been started with the same."""
     seed: int = 0
     workers: int | None = None
-    """Processes that read images, per training process; by default its share of the cores, less one."""
-    accumulate: int = 1
+    """Data-loading processes per training process; by default its share of the cores, minus one."""
+    accumulate_grad_batches: int = 1
     """Micro-batches per step and device."""
     logging: Logging = Logging()
     deadline: float | None = None
@@ -167,8 +180,98 @@ class Work(NamedTuple):
     """Continue the run in the folder."""
 
 
-class Stopped(RuntimeError):
-    """A training that was stopped before its end, and can be resumed."""
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options of all protocols that train on images."""
+
+    batch_size: Count | None = None
+    """Images per step, over all devices; by default as published, or all images if there are fewer."""
+    accumulate_grad_batches: Count = 1
+    """Micro-batches per step and device, to save memory; each has its own batch norm statistics."""
+    nodes: Count | Literal["auto"] = "auto"
+    """Number of machines; auto is as many as torchrun or srun started processes on."""
+    precision: Precision = "32-true"
+    """Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    max_time: str | None = None
+    """Stop gracefully after this time, all trials together: 45m, 1h30m, 2d."""
+    resume: bool = False
+    """Resume what was stopped or killed, bit-exact; what is finished stays as it is."""
+
+    @property
+    def trains_on_images(self) -> bool:
+        return True
+
+    def deadline(self, context: EvalContext) -> float | None:
+        """When to stop, by the monotonic clock."""
+        seconds = seconds_of(self.max_time)
+        return None if seconds is None else context.started + seconds
+
+    def fabric(self, context: EvalContext) -> "Fabric":
+        """Devices, processes and precision."""
+        return shared_fabric(context.protocol.device, context.protocol.devices, self.nodes, self.precision)
+
+
+@functools.cache
+def shared_fabric(device: str, devices: int, nodes: int | Literal["auto"], precision: Precision) -> "Fabric":
+    """One Fabric for all trainings of a command, which share their processes."""
+    several = devices if launcher() is None or devices > 1 else "auto"
+    return make_fabric(devices=several, nodes=nodes, accelerator=device, precision=precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(RunConfig):
+    """Options of the protocols that train a classifier."""
+
+    epochs: Epochs | None = None
+    """Passes over the images; by default as published. The steps of the learning rate keep their place in them."""
+    lr: Positive | None = None
+    """Learning rate; by default as published."""
+    logging: Logging = field(default_factory=Logging)
+    """How often a training logs and saves, and what it keeps."""
+
+    def adapt(self, published: Schedule, images: int) -> Schedule:
+        """A published schedule with the options' changes, for this number of training images."""
+        return published.changed(self.epochs, self.batch_size, self.lr).fitted(images)
+
+    @contextlib.contextmanager
+    def training(self, context: EvalContext) -> Iterator[TrainingRun]:
+        """The run of this protocol: in a folder beside the result's file, of the same name.
+
+        Without a folder for results it is a temporary one.
+        """
+        protocol = context.protocol
+        every = asdict(protocol).items()
+        config = {name: value for name, value in every if name not in ("resume", "trials", "trust_remote_code")}
+        kept = protocol.folder()
+        if kept is not None:
+            refuse_link(kept / results.FOLDER)
+        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
+            try:
+                yield TrainingRun(
+                    self.fabric(context),
+                    Path(folder) / results.FOLDER / Path(context.result({}).file_name()).stem,
+                    config | {"protocol": protocol.name, "weights_key": context.encoder.weights_key()},
+                    protocol.seed,
+                    protocol.workers,
+                    self.accumulate_grad_batches,
+                    self.logging,
+                    self.deadline(context),
+                    self.resume,
+                )
+            except Stopped:
+                if kept:
+                    raise
+                raise Stopped(
+                    f"{protocol.name} was stopped, and {protocol.encoder} has no folder to keep checkpoints in: with "
+                    "--out FOLDER a stopped training can be resumed"
+                ) from None
+
+
+def labeled_task(context: EvalContext) -> Task:
+    """The images and labels of both splits."""
+    splits = context.splits
+    train_labels, test_labels = (as_tensor(labels) for labels in splits.single(context.protocol.name))
+    return Task(splits.train, train_labels, splits.test, test_labels, len(splits.classes))
 
 
 @dataclass(frozen=True)
@@ -186,7 +289,7 @@ class Lighting:
 
 EIGENVALUES = (0.2175, 0.0188, 0.0045)
 EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-"""Of the RGB values of ImageNet, one component a column (Krizhevsky et al., 2012)."""
+"""Principal components of ImageNet's RGB values, one per column (Krizhevsky et al., 2012)."""
 
 
 @final
@@ -195,25 +298,25 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
     Args:
         reader: decoded images by index.
-        size: of the crops in pixels.
-        normalise: what the encoder was trained with.
-        seed: of everything random.
-        jitter: of the colors, if any.
-        lighting: noise in the colors, if any; images of other than three channels have none.
+        size: crop size in pixels.
+        normalize: the normalization the encoder was trained with.
+        seed: random seed.
+        jitter: color jitter, if any.
+        lighting: PCA noise in the colors, if any; only images of three channels get it.
     """
 
     def __init__(
         self,
-        reader: Reader,
+        reader: ImageDataset,
         size: int,
-        normalise: Normalise,
+        normalize: Normalize,
         seed: int,
         jitter: Jitter | None = None,
         lighting: Lighting | None = None,
     ) -> None:
         self.reader = reader
         self.augmentation = Augmentation(
-            crop=Crop(size), jitter=jitter, order=("jitter",) if jitter else (), normalise=normalise
+            crop=Crop(size), jitter=jitter, order=("jitter",) if jitter else (), normalize=normalize
         )
         self.lighting = lighting
         self.seed = seed
@@ -228,10 +331,10 @@ class Augmented(Dataset[tuple[Tensor, int]]):
             reading = self.reader[index]
             height, width = reading.pixels.shape[:2]
             generator = view_generator(self.seed, epoch, index)
-            draw = self.augmentation.draw(height, width, generator)
-            view = fused.apply(reading.pixels, self.augmentation, draw)
-            if self.lighting is not None and len(view) == 3 and self.augmentation.normalise is not None:
-                _, std = self.augmentation.normalise.values(3)
+            params = sample_params(self.augmentation, height, width, generator)
+            view = numba_backend.apply(reading.pixels, self.augmentation, params)
+            if self.lighting is not None and len(view) == 3 and self.augmentation.normalize is not None:
+                _, std = self.augmentation.normalize.values(3)
                 view += (self.lighting.shift(generator) / torch.tensor(std)).view(3, 1, 1)
             views.append(view)
             which.append(reading.index)
@@ -243,9 +346,9 @@ class Classifier(nn.Module):
     """Linear classifiers on stages of an encoder, a copy of which is frozen or trained with them.
 
     Args:
-        encoder: whose copy it is.
-        heads: the classifier of every stage: features [N, D] -> scores [N, classes].
-        frozen: keep the encoder as it is, its batch norms' statistics included.
+        encoder: the network to copy.
+        heads: one classifier per stage: features [N, D] -> scores [N, classes].
+        frozen: keep the encoder as it is, including its batch norm statistics.
     """
 
     def __init__(self, encoder: nn.Module, heads: Mapping[Stage, nn.Module], *, frozen: bool) -> None:
@@ -267,7 +370,7 @@ class Classifier(nn.Module):
 
     @property
     def trained(self) -> nn.Module:
-        """The part that is trained, and that a checkpoint holds."""
+        """The part that is trained and saved in checkpoints."""
         return self.heads if self.frozen else self
 
 
@@ -284,16 +387,16 @@ class ClassifierEngine(SupervisedEngine):
         self.peak_lr: list[float] = [group["lr"] for group in self.optimizer.param_groups]
 
     def set_learning_rate(self) -> float:
-        factor = self.schedule.rate(self.step // self.batches.total)
+        factor = self.schedule.rate(self.step // self.batches.batches_per_epoch)
         for group, peak in zip(self.optimizer.param_groups, self.peak_lr, strict=True):
             group["lr"] = peak * factor
         return self.peak_lr[0] * factor
 
     def split(self, batch: tuple[Tensor, Tensor]) -> list[tuple[tuple[Tensor, Tensor], float]]:
         # Processes count alike in the mean of gradients, though one may have an image more of the last batch.
-        start = self.step % self.batches.total * self.batches.batch
-        share = min(self.batches.batch, self.batches.count - start) / self.fabric.world_size
-        parts = zip(*(each.chunk(self.accumulate) for each in batch), strict=True)
+        start = self.step % self.batches.batches_per_epoch * self.batches.batch_size
+        share = min(self.batches.batch_size, self.batches.count - start) / self.fabric.world_size
+        parts = zip(*(each.chunk(self.accumulate_grad_batches) for each in batch), strict=True)
         return [(part, len(part[0]) / share) for part in parts]
 
     def losses(self, part: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
@@ -305,10 +408,10 @@ class ClassifierEngine(SupervisedEngine):
 
 def train_classifier(
     network: Classifier,
-    subject: Subject,
+    loaded: LoadedEncoder,
     task: Task,
     schedule: Schedule,
-    work: Work,
+    run: TrainingRun,
     *,
     head_rate: float = 1.0,
     jitter: Jitter | None = None,
@@ -318,33 +421,33 @@ def train_classifier(
     """Train the classifiers of a network on random crops, in a run of its own, and evaluate them on center crops.
 
     Args:
-        network: what is trained.
-        subject: whose encoder it is: says how images are shown.
+        network: encoder and classifiers.
+        loaded: the encoder it is built on, with its input size and normalization.
         task: images and labels.
         schedule: fitted to the number of images.
-        work: where.
-        head_rate: how many times as fast as the encoder the heads learn.
-        jitter: of the colors, beside random crops and flips.
-        lighting: noise in the colors.
-        drop_last: leave out the short last batch of an epoch, for the sake of batch norms.
+        run: where.
+        head_rate: learning rate of the heads, as a multiple of the encoder's.
+        jitter: color jitter, besides random crops and flips.
+        lighting: PCA noise in the colors.
+        drop_last: drop the short last batch of an epoch, for the sake of batch norm.
 
     Returns:
         {stage: {"top-1": accuracy, …}}, 0 to 1, the same on every process.
     """
-    fabric, finished = work.fabric, work.out / "accuracy.json"
+    fabric, finished = run.fabric, run.out / "accuracy.json"
     fingerprint = f"{task.train.fingerprint()}; tested on {task.test.fingerprint()}"
     data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": fingerprint}
-    resume = (work.resume or is_restarted()) and is_run(work.out)
-    notes = [f"There is nothing to resume in {work.out}: a new training begins."] if work.resume and not resume else []
+    resume = (run.resume or is_restarted()) and is_run(run.out)
+    notes = [f"There is nothing to resume in {run.out}: a new training begins."] if run.resume and not resume else []
     if resume and finished.is_file():
-        RunFolder.open(work.out).check_resumable(dict(work.config), data, MAY_CHANGE)
+        RunDirectory.open(run.out).check_resumable(dict(run.config), data, MAY_CHANGE)
         return read_json(finished, Accuracies)
     if not resume and process_rank() == 0 and finished.is_file():
-        # The same command again replaces what it found before; without its checkpoints nothing would resume.
-        shutil.rmtree(work.out / "checkpoints")
-        shutil.rmtree(work.out)
-    folder = start_or_resume(work.out, dict(work.config), data, resume=resume, may_change=MAY_CHANGE)
-    with recorded(folder), losing_no_process():
+        # The same command again replaces its earlier result; without its checkpoints nothing would resume.
+        shutil.rmtree(run.out / "checkpoints")
+        shutil.rmtree(run.out)
+    folder = start_or_resume(run.out, dict(run.config), data, resume=resume, may_change=MAY_CHANGE)
+    with recorded(folder), explain_lost_peer():
         launch_once(fabric)
         fabric.barrier()  # the folder is there now
         # A frozen encoder's batch norms use their stored statistics: there is nothing to synchronize in them.
@@ -354,70 +457,82 @@ def train_classifier(
         if not network.frozen:
             groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        reader = Reader(task.train, decoder_for(subject.channels))
-        images = Augmented(reader, subject.size, subject.normalise, work.seed, jitter, lighting)
-        batch = schedule.batch
+        reader = ImageDataset(task.train, decoder_for(loaded.channels))
+        images = Augmented(reader, loaded.size, loaded.normalize, run.seed, jitter, lighting)
+        batch = schedule.batch_size
         if batch == len(reader):  # all of them, or as many as the processes can share equally
             batch = max(1, batch // fabric.world_size) * fabric.world_size
-        batches = Batches(len(reader), batch, work.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last)
+        batches = EpochSampler(len(reader), batch, run.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last)
         engine = ClassifierEngine(
             fabric=fabric,
             module=module,
             network=network.trained,
             optimizer=optimizer,
             batches=batches,
-            loader=image_loader(images, batches, processes_here(fabric), work.workers, fabric.device),
-            steps=schedule.epochs * batches.total,
-            seed=work.seed,
-            accumulate=work.accumulate,
+            loader=image_loader(images, batches, processes_here(fabric), run.workers, fabric.device),
+            steps=schedule.epochs * batches.batches_per_epoch,
+            seed=run.seed,
+            accumulate_grad_batches=run.accumulate_grad_batches,
             schedule=schedule,
             labels=task.labels.to(fabric.device),
         )
-        found = Checkpoints(work.out / "checkpoints").load_latest(fabric.device)
-        agree_on_checkpoint(fabric, -1 if found is None else found[1], str(work.out))
-        if found is not None:
-            engine.load_state(found[0])
+        checkpoint = Checkpoints(run.out / "checkpoints").load_latest(fabric.device)
+        agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(run.out))
+        if checkpoint is not None:
+            engine.load_state(checkpoint[0])
             notes.append(f"Resuming from step {engine.step} of {engine.steps}.")
-        outcome: dict[str, dict[str, float]] = {}
+        accuracies: dict[str, dict[str, float]] = {}
 
         def evaluate() -> dict[str, float]:
-            outcome.update(evaluate_classifier(network, subject, task, fabric, work.workers))
-            return {f"{stage} {name}": value for stage, each in outcome.items() for name, value in each.items()}
+            accuracies.update(evaluate_classifier(network, loaded, task, fabric, run.workers))
+            return {f"{stage} {name}": value for stage, each in accuracies.items() for name, value in each.items()}
 
         metrics = run_supervised(
             engine,
             folder,
-            work.logging,
-            out=work.out,
-            seconds=None if work.deadline is None else work.deadline - time.monotonic(),
+            run.logging,
+            out=run.out,
+            seconds=None if run.deadline is None else run.deadline - time.monotonic(),
             notes=notes,
             evaluate=evaluate,
         )
         if metrics is not None and folder is not None:
-            with folder.explained("write what was found into"):
-                write_json(finished, outcome)
+            with folder.explained("write the result into"):
+                write_json(finished, accuracies)
             folder.set_status("finished", engine.step, engine.epoch)
     if metrics is None:
         raise Stopped(
-            f"the training in {work.out} was stopped at step {engine.step} of {engine.steps}: the same command with "
+            f"the training in {run.out} was stopped at step {engine.step} of {engine.steps}: the same command with "
             "--resume continues it"
         )
-    return outcome
+    return accuracies
 
 
 MAY_CHANGE = frozenset(
-    {"data", "device", "devices", "encoder", "logging", "max_time", "nodes", "out", "test_data", "trust", "workers"}
+    {
+        "data",
+        "device",
+        "devices",
+        "encoder",
+        "logging",
+        "max_time",
+        "nodes",
+        "out",
+        "test_data",
+        "trust_remote_code",
+        "workers",
+    }
 )
-"""Settings that a resumed training may change: they say where, how long and how closely it is logged. That encoder and
-images are the same is told by their content."""
+"""Settings that a resumed training may change: they say where, how long and how closely it is logged. Encoder and
+images are compared by their content."""
 
 
 def image_loader(
-    images: Augmented, batches: Batches, processes: int, workers: int | None, device: torch.device
+    images: Augmented, batches: EpochSampler, processes: int, workers: int | None, device: torch.device
 ) -> Loader:
     """The batches of augmented images."""
     workers = default_workers(processes) if workers is None else workers
-    fused.prepare()
+    numba_backend.prepare()
     return Loader(
         images,
         workers=workers,
@@ -429,9 +544,9 @@ def image_loader(
 
 @torch.no_grad()
 def evaluate_classifier(
-    network: Classifier, subject: Subject, task: Task, fabric: Fabric, workers: int | None
+    network: Classifier, loaded: LoadedEncoder, task: Task, fabric: "Fabric", workers: int | None
 ) -> dict[str, dict[str, float]]:
-    """The accuracies, 0 to 1, on the center crops of the test images, every process asking about its part of them."""
+    """The accuracies, 0 to 1, on center crops of the test images, each process evaluating its share of them."""
     tops = {"top-1": 1} | ({"top-5": 5} if task.classes > 5 else {})
     network.eval()
     labels = task.test_labels.to(fabric.device)
@@ -439,10 +554,10 @@ def evaluate_classifier(
     count = torch.zeros((), dtype=torch.long, device=fabric.device)
     blocks = range(fabric.global_rank, -(-len(task.test) // BLOCK), fabric.world_size)
     workers = default_workers(processes_here(fabric)) if workers is None else workers
-    transform = CentreCrop(subject.size, subject.normalise)
+    transform = CenterCrop(loaded.size, loaded.normalize)
     with bar("evaluating", len(blocks)) as advance:
-        for block, (images, index) in zip(blocks, shown(subject, task.test, transform, blocks, workers), strict=True):
-            own = index == torch.arange(len(index)) + block * BLOCK  # not another image that stands in for a bad one
+        for block, (images, index) in zip(blocks, shown(loaded, task.test, transform, blocks, workers), strict=True):
+            own = index == torch.arange(len(index)) + block * BLOCK  # not another image in place of a bad one
             with fabric.autocast():
                 scores = torch.stack(list(network(images[own].to(fabric.device)).values()))  # [heads, N, classes]
             ranked = scores.topk(max(tops.values()), dim=2).indices == labels[index[own].to(fabric.device)][:, None]
@@ -450,12 +565,12 @@ def evaluate_classifier(
             count += own.sum().to(fabric.device)
             advance(1)
     total: Any = fabric.all_reduce(torch.cat([correct.flatten(), count[None]]), reduce_op="sum")
-    *hits, asked = total.tolist()
-    shares = iter(each / asked for each in hits)
+    *hits, images_seen = total.tolist()
+    shares = iter(each / images_seen for each in hits)
     return {stage: {name: next(shares) for name in tops} for stage in network.heads}
 
 
-def processes_here(fabric: Fabric) -> int:
+def processes_here(fabric: "Fabric") -> int:
     """Training processes on this machine."""
     nodes: int = getattr(fabric.strategy, "num_nodes", 1)
     return fabric.world_size // nodes
@@ -471,12 +586,12 @@ def train_on_features(
     seed: int,
     what: str = "training",
 ) -> None:
-    """All epochs of a schedule on features [N, D] that are there already, on their device: seconds, and not a run."""
-    batches = Batches(len(features), min(schedule.batch, len(features)), seed, drop_last=False)
+    """Train on precomputed features [N, D], on their device: it takes seconds, and is not a run."""
+    batches = EpochSampler(len(features), min(schedule.batch_size, len(features)), seed, drop_last=False)
     peak = [group["lr"] for group in optimizer.param_groups]
-    with bar(what, schedule.epochs * batches.total) as advance:
+    with bar(what, schedule.epochs * batches.batches_per_epoch) as advance:
         for epoch in range(schedule.epochs):
-            batches.go_to(epoch)
+            batches.set_epoch(epoch)
             for group, lr in zip(optimizer.param_groups, peak, strict=True):
                 group["lr"] = lr * schedule.rate(epoch)
             for keys in batches:
@@ -493,7 +608,7 @@ def train_on_features(
 
 
 def head(width: int, classes: int, seed: int) -> nn.Linear:
-    """A linear classifier as MoCo's begins: weights from N(0, 0.01²), no bias."""
+    """A linear classifier initialized as MoCo's: weights from N(0, 0.01²), zero bias."""
     layer = nn.Linear(width, classes)
     generator = torch.Generator().manual_seed(seed)
     nn.init.normal_(layer.weight, std=0.01, generator=generator)
@@ -502,12 +617,7 @@ def head(width: int, classes: int, seed: int) -> nn.Linear:
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """Top-1 and, of more than five classes, top-5 of scores [N, classes], each 0 to 1."""
+    """Top-1 and, for more than five classes, top-5 accuracy of scores [N, classes], each 0 to 1."""
     wanted = {"top-1": 1} | ({"top-5": 5} if scores.shape[1] > 5 else {})
     ranked = scores.topk(max(wanted.values()), dim=1).indices == labels.to(scores.device).unsqueeze(1)
     return {name: float(ranked[:, :top].any(1).cpu().double().mean()) for name, top in wanted.items()}
-
-
-def as_tensor(labels: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
-    """Labels as a tensor of their own."""
-    return torch.from_numpy(np.array(labels))

@@ -1,25 +1,42 @@
-"""The methods of the paper and their relatives, one file each, all with the same two verbs: `forward`, `advance`."""
+"""The methods of the paper and related ones, one file each: network, options and published settings.
 
-from mixview.methods.byol import BYOL
-from mixview.methods.gradcache import cached_backward
-from mixview.methods.imix import i_mix
-from mixview.methods.method import Method, backward
-from mixview.methods.mixco import moco_mixco
-from mixview.methods.mochi import moco_mochi
-from mixview.methods.moco import MoCo, moco_v1, moco_v2
-from mixview.methods.simclr import SimCLR
-from mixview.methods.simsiam import SimSiam
-from mixview.methods.swav import SwAV
+from mixview.methods import MoCoV2Config, SimCLR, backward, moco_v2
+"""
+
+from mixview.methods.base import Method, MethodConfig, RunLength, Targets, Views, backward
+from mixview.methods.byol import BYOL, BYOLConfig
+from mixview.methods.grad_cache import cached_backward
+from mixview.methods.imix import IMixConfig, IMixMoCoConfig, i_mix
+from mixview.methods.mixco import MixCoConfig, moco_mixco
+from mixview.methods.mochi import MoCHiConfig, moco_mochi
+from mixview.methods.moco import MoCo, MoCoV1Config, MoCoV2Config, moco_v1, moco_v2
+from mixview.methods.simclr import SimCLR, SimCLRConfig
+from mixview.methods.simsiam import SimSiam, SimSiamConfig
+from mixview.methods.swav import SwAV, SwAVConfig
 from mixview.methods.unmix import UnMix
 
 __all__ = [
     "BYOL",
+    "BYOLConfig",
+    "IMixConfig",
+    "IMixMoCoConfig",
     "Method",
+    "MethodConfig",
+    "MixCoConfig",
+    "MoCHiConfig",
     "MoCo",
+    "MoCoV1Config",
+    "MoCoV2Config",
+    "RunLength",
     "SimCLR",
+    "SimCLRConfig",
     "SimSiam",
+    "SimSiamConfig",
     "SwAV",
+    "SwAVConfig",
+    "Targets",
     "UnMix",
+    "Views",
     "backward",
     "cached_backward",
     "i_mix",

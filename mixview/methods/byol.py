@@ -2,15 +2,27 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, final
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from mixview.losses import regression
-from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
-from mixview.nn import MLP, Projected, check_momentum, follow, momentum_copy
+from mixview.losses import byol_loss
+from mixview.methods.base import (
+    Method,
+    MethodConfig,
+    RunLength,
+    Targets,
+    Views,
+    check_progress,
+    check_two_views,
+    memoize,
+    unmixed_first,
+)
+from mixview.nn import MLP, EncoderWithProjector, check_momentum, ema_update, momentum_copy, momentum_for
 from mixview.objective import Term
+from mixview.options import Share, Width
 
 
 @final
@@ -44,29 +56,56 @@ class BYOL(Method):
             raise ValueError("projector and predictor fit each other: pass both, or neither for the published ones")
         check_momentum(momentum)
         projector = MLP((feature_dim, 4096, 256)) if projector is None else projector
-        self.online = Projected(encoder, projector, feature_dim)
+        self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.predictor = MLP((256, 4096, 256)) if predictor is None else predictor
         self.target = momentum_copy(self.online)
         self.momentum = momentum
         self.interpolated = target == "interpolated"
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
-        check_views(views)
-        first, second = views
+        first, second = check_two_views(views)
         if targets is None:
             with torch.no_grad():
                 targets = self.target(first), self.target(second)
         z_first, z_second = targets
-        predict = once(lambda images: self.predictor(self.online(images)))
+        predict = memoize(lambda images: self.predictor(self.online(images)))
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
-            side = regression(predict(mixture(first)), z_second, mixture, interpolated=self.interpolated)  # L'
-            other = regression(predict(mixture(second)), z_first, mixture, interpolated=self.interpolated)  # L''
+            side = byol_loss(predict(mixture(first)), z_second, mixture, interpolated=self.interpolated)  # L'
+            other = byol_loss(predict(mixture(second)), z_first, mixture, interpolated=self.interpolated)  # L''
             loss = loss + weight * (side + other)  # the sum, as published: a mean would halve the learning rate
         return loss, targets
 
-    def advance(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float) -> None:
         """The target network follows."""
         check_progress(progress)
         momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
-        follow(self.target, self.online, momentum)
+        ema_update(self.target, self.online, momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BYOLConfig(MethodConfig):
+    """BYOL (Grill et al., 2020): predicts the projections of a momentum encoder, without negatives."""
+
+    name: ClassVar[str] = "byol"
+    module: ClassVar[type[Method]] = BYOL
+    augment: ClassVar[str] = "byol"
+    optimizer: ClassVar[str] = "lars"
+
+    momentum: Share | None = None
+    """Momentum of the target network at the start; by default 0.996, and 0.99 in runs of less than 20,000 steps."""
+    hidden: Width = 4096
+    """Width of the hidden layers of projector and predictor."""
+    dim: Width = 256
+    """Width of the projections."""
+    target: Literal["parents", "interpolated"] = "parents"
+    """What a mixture predicts: both parents in turn, or one target between them."""
+
+    def resolve(self, run: RunLength) -> Self:
+        return replace(self, momentum=momentum_for(self.momentum, 0.996, run.steps))
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> BYOL:
+        assert self.momentum is not None
+        projector = MLP((feature_dim, self.hidden, self.dim))
+        predictor = MLP((self.dim, self.hidden, self.dim))
+        return BYOL(encoder, feature_dim, projector, predictor, self.momentum, self.target)

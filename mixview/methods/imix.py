@@ -1,19 +1,26 @@
 """i-Mix (Lee et al., 2021): every image of a batch is a class of its own, and a mixture has the labels of its parents.
 
     method = i_mix(encoder, feature_dim)                                    # on the N-pair loss, i-Mix's own setting
-    objective = bsim(Mixup(per_sample=True, partner="permutation", fold=True))
+    objective = bsim(Mixup(lam_per="image", partner="permutation", lam_at_least_half=True))
 
-On MoCo it is `moco_v2(encoder, feature_dim, contrast=batch_keys)`. On BYOL, where it regresses
-`lam z_i + (1 - lam) z_j` without normalising it, its gradient is that of Eq. 4: what `BYOL` does by itself.
+On MoCo it is `moco_v2(encoder, feature_dim, loss_fn=batch_keys)`. On BYOL, where it regresses
+`lam z_i + (1 - lam) z_j` without normalizing it, its gradient is that of Eq. 4: what `BYOL` does by itself.
 """
+
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from mixview.distributed import gather, gather_mixture, own_rows
-from mixview.losses import check_temperature, unit
+from mixview.losses import check_temperature, l2_normalize
+from mixview.methods.base import Method, MethodConfig, RunLength
+from mixview.methods.moco import MoCo, MoCoConfig, moco_v2
 from mixview.methods.simclr import SimCLR
 from mixview.mixing import Mixture
+from mixview.nn import MLP
+from mixview.options import Positive, Width
 
 
 def virtual_labels(
@@ -44,11 +51,11 @@ def virtual_labels(
             f"queries {list(query.shape)} do not fit keys {list(keys.shape)} of a mixture of {len(mixture)} images"
         )
     with torch.autocast(query.device.type, enabled=False):
-        q, k = unit(query), unit(keys)
+        q, k = l2_normalize(query), l2_normalize(keys)
         logits = q @ k.T.to(q.dtype) / temperature
         denominator = logits
         if queue is not None:
-            denominator = torch.cat([logits, q @ unit(queue).T.to(q.dtype) / temperature], dim=1)
+            denominator = torch.cat([logits, q @ l2_normalize(queue).T.to(q.dtype) / temperature], dim=1)
         lam = mixture.lam[rows].to(q.dtype)
         first = logits.gather(1, own.unsqueeze(1)).squeeze(1)
         second = logits.gather(1, mixture.partner[rows].unsqueeze(1)).squeeze(1)
@@ -71,4 +78,48 @@ def batch_keys(q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, tempera
 
 def i_mix(encoder: nn.Module, feature_dim: int, projector: nn.Module | None = None, temperature: float = 0.2) -> SimCLR:
     """i-Mix on the N-pair loss: anchors from the first view, targets from the second. Encoder passes 2 / 2 / 3."""
-    return SimCLR(encoder, feature_dim, projector, temperature, symmetric=False, contrast=n_pair)
+    return SimCLR(encoder, feature_dim, projector, temperature, symmetric=False, loss_fn=n_pair)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IMixConfig(MethodConfig):
+    """i-Mix (Lee et al., 2021) on the N-pair loss; combine it with BSIM and Mixup."""
+
+    name: ClassVar[str] = "imix"
+    module: ClassVar[type[Method]] = SimCLR
+    augment: ClassVar[str] = "simclr"
+    optimizer: ClassVar[str] = "lars"
+
+    temperature: Positive = 0.2
+    """Temperature of the contrastive loss."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+    dim: Width = 128
+    """Width of the projections."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> SimCLR:
+        projector = MLP((feature_dim, self.hidden or feature_dim, self.dim), last_norm="affine")
+        return i_mix(encoder, feature_dim, projector, self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IMixMoCoConfig(MoCoConfig):
+    """i-Mix (Lee et al., 2021) on MoCo v2; combine it with BSIM and Mixup."""
+
+    name: ClassVar[str] = "imix-moco"
+
+    temperature: Positive = 0.2
+    """Temperature of the contrastive loss."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
+        encoder = self.split(encoder)
+        return moco_v2(
+            encoder,
+            feature_dim,
+            hidden=self.hidden,
+            temperature=self.temperature,
+            loss_fn=batch_keys,
+            **self.shared_options(),
+        )

@@ -1,21 +1,24 @@
 """MixCo (Kim et al., 2020): MoCo with semi-positive pairs of a mixture and its parents, told from all keys there are.
 
     method = moco_mixco(encoder, feature_dim)
-    objective = wbsim(1.0, 1.0, Mixup(per_sample=True, partner="permutation"))     # MoCo's loss + beta times MixCo's
+    objective = wbsim(1.0, 1.0, Mixup(lam_per="image", partner="permutation"))     # MoCo's loss + beta times MixCo's
 
 Its loss differs from Eq. 3 in two things: the other keys of the batch, both parents among them, stand in the
 denominator beside the queue, as in i-Mix; and mixtures have a temperature of their own.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from mixview.losses import check_temperature, info_nce
+from mixview.methods.base import RunLength
 from mixview.methods.imix import batch_keys
-from mixview.methods.moco import MoCo, moco_v2
+from mixview.methods.moco import MoCo, MoCoConfig, moco_v2
 from mixview.mixing import Mixture
+from mixview.options import Positive, Width
 
 
 def semi_positive(
@@ -34,4 +37,28 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
         mix_temperature: of the term of the mixtures; published are 1 for ImageNet and 0.05 for small images.
     """
     check_temperature(mix_temperature)
-    return moco_v2(encoder, feature_dim, contrast=partial(semi_positive, mix_temperature), **options)
+    return moco_v2(encoder, feature_dim, loss_fn=partial(semi_positive, mix_temperature), **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixCoConfig(MoCoConfig):
+    """MixCo (Kim et al., 2020): MoCo v2 whose mixtures are semi-positive pairs; combine it with WBSIM and Mixup."""
+
+    name: ClassVar[str] = "mixco"
+
+    temperature: Positive = 0.2
+    """Temperature of the contrastive loss of unmixed images."""
+    mix_temperature: Positive = 1.0
+    """Temperature of the contrastive loss of mixtures; published: 1 for ImageNet, 0.05 for small images."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
+        return moco_mixco(
+            self.split(encoder),
+            feature_dim,
+            mix_temperature=self.mix_temperature,
+            hidden=self.hidden,
+            temperature=self.temperature,
+            **self.shared_options(),
+        )

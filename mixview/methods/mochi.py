@@ -1,21 +1,24 @@
 """MoCHi (Kalantidis et al., 2020): MoCo with negatives that are mixed of the hardest ones in the queue, as features.
 
-    h  = unit(a n_i + (1 - a) n_j),  a in (0, 1):    between two of a query's hardest negatives
-    h' = unit(b q + (1 - b) n_j),    b in (0, 0.5):  on the way from one of them to the query itself
+    h  = l2_normalize(a n_i + (1 - a) n_j),  a in (0, 1):    between two of a query's hardest negatives
+    h' = l2_normalize(b q + (1 - b) n_j),    b in (0, 0.5):  on the way from one of them to the query itself
 
 They are made anew for every query and step, and take no gradient.
 """
 
-import hashlib
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
 from mixview.distributed import rank
-from mixview.losses import info_nce, unit
-from mixview.methods.moco import MoCo, moco_v2
+from mixview.losses import info_nce, l2_normalize
+from mixview.methods.base import RunLength
+from mixview.methods.moco import MoCo, MoCoConfig, moco_v2
 from mixview.mixing import Mixture
+from mixview.options import AtLeast, NonNegative, Positive, Share, Width
+from mixview.rng import seed_from
 
 
 @final
@@ -46,15 +49,14 @@ class HardNegatives:
             raise ValueError(
                 f"{self.hardest} hardest negatives of a queue of {len(queue)}: choose fewer, or a longer queue"
             )
-        digest = hashlib.blake2b(f"mochi/{step}/{rank()}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-        made = self.synthesise(unit(q).detach(), unit(queue), generator)
+        generator = torch.Generator().manual_seed(seed_from("mochi", step, rank()))
+        made = self.synthesize(l2_normalize(q).detach(), l2_normalize(queue), generator)
         with torch.autocast(q.device.type, enabled=False):
-            cosines = torch.einsum("nd,nsd->ns", unit(q), made.to(unit(q).dtype))
+            cosines = torch.einsum("nd,nsd->ns", l2_normalize(q), made.to(l2_normalize(q).dtype))
         return info_nce(q, keys, queue, mixture, temperature, extra=cosines)
 
     @torch.no_grad()
-    def synthesise(self, q: Tensor, queue: Tensor, generator: torch.Generator) -> Tensor:
+    def synthesize(self, q: Tensor, queue: Tensor, generator: torch.Generator) -> Tensor:
         """The synthetic negatives [n, pairs + with_query, D] of queries [n, D]: those of pairs first."""
         nearest = (q @ queue.T.to(q.dtype)).topk(self.hardest, dim=1).indices
         first, second, a, third, b = (each.to(q.device, non_blocking=True) for each in self.draw(len(q), generator))
@@ -89,4 +91,44 @@ def moco_mochi(
     **options: Any,
 ) -> MoCo:
     """MoCo v2 with hard negatives mixed in. See `HardNegatives`; `options` are `moco_v2`'s."""
-    return moco_v2(encoder, feature_dim, contrast=HardNegatives(hardest, pairs, with_query, start), **options)
+    return moco_v2(encoder, feature_dim, loss_fn=HardNegatives(hardest, pairs, with_query, start), **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCHiConfig(MoCoConfig):
+    """MoCHi (Kalantidis et al., 2020): MoCo v2 with negatives that are mixed from the hardest ones."""
+
+    name: ClassVar[str] = "mochi"
+
+    temperature: Positive = 0.2
+    """Temperature of the contrastive loss."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+    hardest: Annotated[int, AtLeast(2)] | None = None
+    """Number of a query's nearest keys that are mixed to negatives; by default 1024, or a quarter of a short queue."""
+    synthetic: tuple[NonNegative, NonNegative] | None = None
+    """Number of mixtures of two of these keys, and of one with the query; by default `hardest` and an eighth of it."""
+    synthetic_from: Share = 0.0
+    """Share of training after which synthetic negatives are used."""
+
+    def resolve(self, run: RunLength) -> Self:
+        resolved = super().resolve(run)
+        assert resolved.queue_size is not None
+        hardest = self.hardest or min(1024, max(2, resolved.queue_size // 4))
+        return replace(resolved, hardest=hardest, synthetic=self.synthetic or (hardest, hardest // 8))
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
+        assert self.hardest is not None
+        assert self.synthetic is not None
+        pairs, with_query = self.synthetic
+        return moco_mochi(
+            self.split(encoder),
+            feature_dim,
+            hidden=self.hidden,
+            temperature=self.temperature,
+            hardest=self.hardest,
+            pairs=pairs,
+            with_query=with_query,
+            start=round(self.synthetic_from * run.steps),
+            **self.shared_options(),
+        )

@@ -1,20 +1,42 @@
 """MoCo v1 and v2 (He et al., 2020; Chen et al., 2020) and MoCo-BSIM (Eq. 3)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, Self, final
 
 import torch
 from torch import Tensor, nn
 
 from mixview.distributed import gather, shuffle, unshuffle, world_size
-from mixview.losses import check_temperature, info_nce, unit
-from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
+from mixview.losses import check_temperature, info_nce, l2_normalize
+from mixview.methods.base import (
+    Method,
+    MethodConfig,
+    RunLength,
+    Targets,
+    Views,
+    check_progress,
+    check_two_views,
+    memoize,
+    unmixed_first,
+)
 from mixview.mixing import Mixture
-from mixview.nn import MLP, KeyQueue, Projected, SplitBatchNorm2d, check_momentum, follow, momentum_copy
+from mixview.nn import (
+    MLP,
+    EncoderWithProjector,
+    KeyQueue,
+    SplitBatchNorm2d,
+    check_momentum,
+    ema_update,
+    momentum_copy,
+    momentum_for,
+    split_batch_norm,
+)
 from mixview.objective import Term
+from mixview.options import AtLeast, AtMost, Count, Positive, Share, Width
 
-Contrast = Callable[[Tensor, Tensor, Tensor, Mixture, float, int], Tensor]
+LossFn = Callable[[Tensor, Tensor, Tensor, Mixture, float, int], Tensor]
 """The loss of a term: queries [N, D], keys [N, D], queue [K, D], mixture, temperature, and the number of the step."""
 
 
@@ -33,12 +55,13 @@ class MoCo(Method):
         momentum: of the key encoder.
         queue_size: how many earlier keys are negatives.
         other_parent: count a mixture's other parent among the negatives of each term.
-        shuffle: shuffling BN: keys are batch-normalised among other images than the queries, which could cheat
+        shuffle: shuffling BN: keys are batch-normalized among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
-        contrast: the loss of a term; Eq. 3 unless it is a relative's (`mixview.methods.mixco`, `….mochi`).
+        loss_fn: the loss of a term; Eq. 3, or that of a related method (`mixview.methods.mixco`, `….mochi`).
     """
 
     batch_norm: ClassVar[Literal["sync", "shuffle"]] = "shuffle"
+    unmix_targets: ClassVar[bool] = False  # its published code mixes the queries, and leaves the keys alone
 
     def __init__(
         self,
@@ -51,31 +74,30 @@ class MoCo(Method):
         queue_size: int = 65_536,
         other_parent: bool = False,
         shuffle: bool = True,
-        contrast: Contrast | None = None,
+        loss_fn: LossFn | None = None,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
         check_momentum(momentum)
-        self.online = Projected(encoder, projector, feature_dim)
+        self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.target = momentum_copy(self.online)
         self.queue = KeyQueue(queue_size, dim)
         self.temperature = temperature
         self.momentum = momentum
         self.other_parent = other_parent
-        self.contrast = contrast or partial(equation_3, other_parent)
+        self.loss_fn = loss_fn or partial(equation_3, other_parent)
         self.shuffle = shuffle
         self.steps = 0  # seeds the shuffle: the same on every process, and after a resume
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
-        check_views(views)
-        x_q, x_k = views
+        x_q, x_k = check_two_views(views)
         keys = self.encode_keys(x_k) if targets is None else targets
         assert isinstance(keys, Tensor)
-        encode = once(self.online)
+        encode = memoize(self.online)
         loss = x_q.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             q = encode(mixture(x_q))
-            loss = loss + weight * self.contrast(q, keys, self.queue.keys, mixture, self.temperature, self.steps)
+            loss = loss + weight * self.loss_fn(q, keys, self.queue.keys, mixture, self.temperature, self.steps)
         return loss, keys
 
     @torch.no_grad()
@@ -83,10 +105,10 @@ class MoCo(Method):
         """Keys [N, dim] of unmixed images, of length one."""
         grouped = world_size() > 1 or any(isinstance(part, SplitBatchNorm2d) for part in self.target.modules())
         shuffled, permutation = shuffle(images, self.steps) if self.shuffle and grouped else (images, None)
-        return unit(unshuffle(self.target(shuffled), permutation))
+        return l2_normalize(unshuffle(self.target(shuffled), permutation))
 
     @torch.no_grad()
-    def advance(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float) -> None:
         """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
         check_progress(progress)
         keys = [each for each in targets if isinstance(each, Tensor)]
@@ -95,7 +117,7 @@ class MoCo(Method):
                 "MoCo's queue needs the keys of the step: pass what `forward` or `backward` returned as targets, one "
                 f"argument a micro-batch, got {[type(each).__name__ for each in targets]}"
             )
-        follow(self.target, self.online, self.momentum)
+        ema_update(self.target, self.online, self.momentum)
         self.queue.push(gather(torch.cat(keys)))
         self.steps += 1
 
@@ -130,3 +152,68 @@ def moco_v2(
     """MoCo v2: a two-layer head without batch norm, and temperature 0.2. `options` are `MoCo`'s."""
     projector = MLP((feature_dim, hidden or feature_dim, dim), norm=False)
     return MoCo(encoder, feature_dim, projector, dim, temperature, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoConfig(MethodConfig):
+    """What MoCo and the methods that build on it have in common."""
+
+    module: ClassVar[type[Method]] = MoCo
+    augment: ClassVar[str] = "mocov2"
+
+    momentum: Share | None = None
+    """Momentum of the key encoder; by default 0.999, and 0.99 in runs of less than 20,000 steps."""
+    queue_size: Annotated[int, AtLeast(1), AtMost(1 << 30)] | None = None
+    """Number of earlier keys that are negatives; by default 65,536, or half of the images where there are fewer."""
+    dim: Width = 128
+    """Width of the queries and keys."""
+    bn_splits: Count = 1
+    """On one device: batch norm over this many parts of the batch, in place of shuffling BN."""
+
+    def resolve(self, run: RunLength) -> Self:
+        half = run.images // 2 // run.batch_size * run.batch_size
+        queue_size = min(65_536, max(run.batch_size, half)) if self.queue_size is None else self.queue_size
+        return replace(self, momentum=momentum_for(self.momentum, 0.999, run.steps), queue_size=queue_size)
+
+    def split(self, encoder: nn.Module) -> nn.Module:
+        """The encoder with its batch norm over `bn_splits` parts of the batch."""
+        return split_batch_norm(encoder, self.bn_splits) if self.bn_splits > 1 else encoder
+
+    def shared_options(self) -> dict[str, Any]:
+        """Options of `MoCo` that every subclass passes on."""
+        return {"dim": self.dim, "momentum": self.momentum, "queue_size": self.queue_size}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV1Config(MoCoConfig):
+    """MoCo v1 (He et al., 2020): contrasts queries with a queue of keys from a momentum encoder; linear projector."""
+
+    name: ClassVar[str] = "mocov1"
+    augment: ClassVar[str] = "mocov1"
+
+    temperature: Positive = 0.07
+    """Temperature of the contrastive loss."""
+    other_parent: bool = False
+    """Count the key of a mixture's other parent among the negatives."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
+        options = self.shared_options() | {"temperature": self.temperature, "other_parent": self.other_parent}
+        return moco_v1(self.split(encoder), feature_dim, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoCoV2Config(MoCoConfig):
+    """MoCo v2 (Chen et al., 2020): MoCo with a two-layer projector and SimCLR's augmentation."""
+
+    name: ClassVar[str] = "mocov2"
+
+    temperature: Positive = 0.2
+    """Temperature of the contrastive loss."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+    other_parent: bool = False
+    """Count the key of a mixture's other parent among the negatives."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
+        options = self.shared_options() | {"temperature": self.temperature, "other_parent": self.other_parent}
+        return moco_v2(self.split(encoder), feature_dim, hidden=self.hidden, **options)

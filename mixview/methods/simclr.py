@@ -2,17 +2,28 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 from torch import Tensor, nn
 
 from mixview.distributed import gather, gather_mixture, own_rows
 from mixview.losses import check_temperature, nt_xent
-from mixview.methods.method import Method, Targets, Views, check_views, once, unmixed_first
-from mixview.nn import MLP, Projected
+from mixview.methods.base import (
+    Method,
+    MethodConfig,
+    RunLength,
+    Targets,
+    Views,
+    check_two_views,
+    memoize,
+    unmixed_first,
+)
+from mixview.nn import MLP, EncoderWithProjector
 from mixview.objective import Term
+from mixview.options import Positive, Width
 
-Contrast = Callable[..., Tensor]
+LossFn = Callable[..., Tensor]
 """A loss like `nt_xent`: `(mixed_z, plain_z, mixture, temperature, *, rows) -> scalar`."""
 
 
@@ -29,10 +40,11 @@ class SimCLR(Method):
         projector: features -> projections; by default two layers to 128, each with batch norm.
         temperature: tau.
         symmetric: anchors from both views (Eq. 2); False takes them from the first view only, at SimCLR's own cost.
-        contrast: the loss of one side; `nt_xent` unless it is a relative's (`mixview.methods.imix`).
+        loss_fn: the loss of one side; `nt_xent`, or that of a related method (`mixview.methods.imix`).
     """
 
-    separable: ClassVar[bool] = False
+    independent_terms: ClassVar[bool] = False
+    grad_cache: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -41,16 +53,16 @@ class SimCLR(Method):
         projector: nn.Module | None = None,
         temperature: float = 0.1,
         symmetric: bool = True,
-        contrast: Contrast = nt_xent,
+        loss_fn: LossFn = nt_xent,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
         if projector is None:
             projector = MLP((feature_dim, feature_dim, 128), last_norm="affine")
-        self.online = Projected(encoder, projector, feature_dim)
+        self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.temperature = temperature
         self.symmetric = symmetric
-        self.contrast = contrast
+        self.loss_fn = loss_fn
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         return self.loss(self.online, views, terms), None
@@ -58,24 +70,46 @@ class SimCLR(Method):
     def loss(self, project: Callable[[Tensor], Tensor], views: Views, terms: Sequence[Term]) -> Tensor:
         """The weighted sum of the terms' losses, with the projections that `project` makes: images [N, …] -> [N, D].
 
-        It is asked once for each batch of views or mixtures. `forward` passes the network; `cached_backward`, which
-        projects in micro-batches, the results.
+        It is called once per batch of views or mixtures. `forward` passes the network; `cached_backward`, which
+        projects in micro-batches, a function that returns what it has projected.
         """
-        check_views(views)
-        first, second = views
-        encode = once(lambda images: gather(project(images)))  # z of every process
+        first, second = check_two_views(views)
+        encode = memoize(lambda images: gather(project(images)))  # z of every process
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             everyone = gather_mixture(mixture)
             rows = own_rows(len(mixture))
-            side = self.contrast(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
+            side = self.loss_fn(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
             if self.symmetric:
                 other = encode(mixture(second)), encode(first)
-                side = (side + self.contrast(*other, everyone, self.temperature, rows=rows)) / 2  # and l''
+                side = (side + self.loss_fn(*other, everyone, self.temperature, rows=rows)) / 2  # and l''
             loss = loss + weight * side
             if len(everyone) == 1:
                 warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=3)
         return loss
 
-    def advance(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float) -> None:
         """Nothing follows by itself in SimCLR."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig(MethodConfig):
+    """SimCLR (Chen et al., 2020): contrasts both views of an image with all other images of the batch."""
+
+    name: ClassVar[str] = "simclr"
+    module: ClassVar[type[Method]] = SimCLR
+    augment: ClassVar[str] = "simclr"
+    optimizer: ClassVar[str] = "lars"
+
+    temperature: Positive = 0.1
+    """Temperature of the contrastive loss."""
+    hidden: Width | None = None
+    """Width of the projector's hidden layer; by default that of the encoder."""
+    dim: Width = 128
+    """Width of the projections."""
+    symmetric: bool = True
+    """Take anchors from both views; false takes them from the first only, at half the cost of BSIM."""
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> SimCLR:
+        projector = MLP((feature_dim, self.hidden or feature_dim, self.dim), last_norm="affine")
+        return SimCLR(encoder, feature_dim, projector, self.temperature, self.symmetric)

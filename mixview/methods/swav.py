@@ -9,18 +9,30 @@ earlier ones, kept in a queue: a few images cannot be spread evenly over many pr
 """
 
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.distributed import gather, own_rows
-from mixview.losses import check_temperature, unit
-from mixview.methods.method import Method, Targets, Views, check_progress, check_views, once, unmixed_first
+from mixview.losses import check_temperature, l2_normalize
+from mixview.methods.base import (
+    Method,
+    MethodConfig,
+    RunLength,
+    Targets,
+    Views,
+    check_progress,
+    check_two_views,
+    memoize,
+    unmixed_first,
+)
 from mixview.mixing import Mixture
-from mixview.nn import MLP, KeyQueue, Projected
+from mixview.nn import MLP, EncoderWithProjector, KeyQueue
 from mixview.objective import Term
+from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Width
 
 
 @torch.no_grad()
@@ -32,7 +44,7 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
     Args:
         scores: [N, K] cosines of images and prototypes.
         epsilon: the smaller, the harder the codes.
-        iterations: of normalising columns and rows in turn.
+        iterations: of normalizing columns and rows in turn.
     """
     exact = torch.promote_types(scores.dtype, torch.float32)
     log_q = scores.to(exact) / epsilon
@@ -108,7 +120,7 @@ class SwAV(Method):
                 f"{queue_size}, {queue_start} and {freeze_steps}"
             )
         projector = MLP((feature_dim, 2048, dim)) if projector is None else projector
-        self.online = Projected(encoder, projector, feature_dim)
+        self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.prototypes = nn.Linear(dim, prototypes, bias=False)
         self.queues = nn.ModuleList(KeyQueue(queue_size, dim) for _ in range(2 if queue_size else 0))  # one per view
         self.temperature = temperature
@@ -119,12 +131,11 @@ class SwAV(Method):
         self.freeze_steps = freeze_steps
         self.steps = 0
         self.queued = 0  # projections per view that the queues were given, up to their size
-        self.normalise_prototypes()
+        self.normalize_prototypes()
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
-        check_views(views)
-        first, second = views
-        project = once(lambda images: unit(self.online(images)))
+        first, second = check_two_views(views)
+        project = memoize(lambda images: l2_normalize(self.online(images)))
         if targets is None:
             if any(mixture.is_identity for _, mixture in terms):
                 # An unmixed term needs these projections with their graph: one pass serves as both.
@@ -163,13 +174,13 @@ class SwAV(Method):
         return tuple(self.prototypes.parameters()) if self.steps < self.freeze_steps else ()
 
     @torch.no_grad()
-    def normalise_prototypes(self) -> None:
+    def normalize_prototypes(self) -> None:
         self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
-    def advance(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float) -> None:
         """Prototypes return to length one, and the unmixed projections of the whole batch join the queues."""
         check_progress(progress)
-        self.normalise_prototypes()
+        self.normalize_prototypes()
         if self.queues and self.steps >= self.queue_start:
             self.enqueue(targets)
         self.steps += 1
@@ -197,3 +208,55 @@ class SwAV(Method):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps, self.queued = (int(each) for each in state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwAVConfig(MethodConfig):
+    """SwAV (Caron et al., 2020): predicts one view's cluster assignment from the other; two views, no multi-crop."""
+
+    name: ClassVar[str] = "swav"
+    module: ClassVar[type[Method]] = SwAV
+    augment: ClassVar[str] = "simclr"
+    optimizer: ClassVar[str] = "lars"
+
+    temperature: Positive = 0.1
+    """Temperature of the softmax over prototypes."""
+    hidden: Width = 2048
+    """Width of the projector's hidden layer."""
+    dim: Width = 128
+    """Width of the projections."""
+    prototypes: Width | None = None
+    """Number of prototypes; by default 3000, or as many as there are images in a smaller batch and its queue."""
+    freeze_prototypes: NonNegativeFloat = 1.0
+    """Epochs at the start in which the prototypes are frozen."""
+    queue_size: Annotated[int, AtLeast(0), AtMost(1 << 30)] = 0
+    """Number of earlier projections per view that the codes are balanced with, for batches smaller than the number of
+    prototypes; published: 3,840 for batches of 256."""
+    epoch_queue_starts: NonNegativeFloat | None = None
+    """Epoch from which the queue fills, to be used once full; by default 15, at most half of the run."""
+
+    def resolve(self, run: RunLength) -> Self:
+        prototypes = self.prototypes or min(3000, max(2, run.batch_size + self.queue_size))
+        starts = self.epoch_queue_starts
+        if self.queue_size and starts is None:
+            starts = min(15.0, run.steps / run.epoch_steps / 2)
+        return replace(self, prototypes=prototypes, epoch_queue_starts=starts)
+
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> SwAV:
+        if 0 < self.queue_size < run.batch_size:
+            raise ValueError(
+                f"--method.queue_size {self.queue_size} does not hold a batch of {run.batch_size}: set at least "
+                f"{run.batch_size}, or 0 for none, which batches larger than the number of prototypes do not need"
+            )
+        assert self.prototypes is not None
+        return SwAV(
+            encoder,
+            feature_dim,
+            MLP((feature_dim, self.hidden, self.dim)),
+            self.dim,
+            prototypes=self.prototypes,
+            temperature=self.temperature,
+            queue_size=self.queue_size,
+            queue_start=round((self.epoch_queue_starts or 0.0) * run.epoch_steps),
+            freeze_steps=round(self.freeze_prototypes * run.epoch_steps),
+        )

@@ -21,10 +21,9 @@ from typing import ClassVar, final
 
 from torch import Tensor, nn
 
-from mixview.methods.method import Method, Targets, Views, check_views, unmixed_first
-from mixview.methods.moco import MoCo
+from mixview.methods.base import Method, Targets, Views, check_two_views, unmixed_first
 from mixview.mixing import Mixture, unmixed
-from mixview.nn import Projected
+from mixview.nn import EncoderWithProjector
 from mixview.objective import Term
 
 
@@ -32,25 +31,27 @@ from mixview.objective import Term
 class UnMix(Method):
     """A method whose mixed terms mix the second view and leave the first alone.
 
-    Mixtures need one lam a batch and reversed partners, as published: another lam, or a partner that is not mutual,
+    Mixtures need one lam per batch and reversed partners, as published: another lam, or a partner that is not mutual,
     would put other shares of an image into its targets than the loss says.
 
     Args:
         method: SimCLR, BYOL, SimSiam, SwAV …; what follows by itself (EMA) goes by the unmixed targets.
     """
 
-    separable: ClassVar[bool] = False  # the terms of one step have different targets: one call keeps them apart
+    independent_terms: ClassVar[bool] = False  # the terms of one step have different targets: one call keeps them apart
+    unmix_targets: ClassVar[bool] = False
 
     def __init__(self, method: Method) -> None:
         super().__init__()
         if isinstance(method, UnMix):
             raise TypeError("this method mixes its targets already: UnMix goes around it once")
-        if isinstance(method, MoCo):
-            raise TypeError("Un-Mix mixes the queries of MoCo: use MoCo itself, with the objective unmix()")
+        if not method.unmix_targets:
+            name = type(method).__name__
+            raise TypeError(f"Un-Mix mixes the queries of {name}: use {name} itself, with the objective unmix()")
         self.method = method
 
     @property
-    def online(self) -> Projected:  # type: ignore[override]
+    def online(self) -> EncoderWithProjector:  # type: ignore[override]
         """The inner method's."""
         return self.method.online
 
@@ -62,12 +63,11 @@ class UnMix(Method):
     @property
     def predictor(self) -> nn.Module | None:
         """The inner method's, where it has one."""
-        found = getattr(self.method, "predictor", None)
-        return found if isinstance(found, nn.Module) else None
+        predictor = getattr(self.method, "predictor", None)
+        return predictor if isinstance(predictor, nn.Module) else None
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
-        check_views(views)
-        first, second = views
+        first, second = check_two_views(views)
         ordered = unmixed_first(terms)
         plain = [term for term in ordered if term.mixture.is_identity]
         loss = first.new_zeros(())
@@ -81,6 +81,6 @@ class UnMix(Method):
             kept = made if kept is None else kept
         return loss, kept
 
-    def advance(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float) -> None:
         """What follows in the inner method follows."""
-        self.method.advance(*targets, progress=progress)
+        self.method.update(*targets, progress=progress)

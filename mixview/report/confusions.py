@@ -1,4 +1,4 @@
-"""What an encoder takes for what: each image asked of its neighbours, and the mistakes counted."""
+"""What an encoder takes for what: each image asked of its neighbors, and the mistakes counted."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mixview.evaluate.knn import Neighbours
+from mixview.encoders.search import Neighbors
 from mixview.report.embedding import TEMPERATURE
 
 EXAMPLES = 6
 
 
 class Confusion(NamedTuple):
-    """Images of one class whose neighbours are of another."""
+    """Images of one class whose neighbors are of another."""
 
     true: int
     said: int
@@ -24,24 +24,24 @@ class Confusion(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What the neighbours of all labelled images said."""
+    """What the neighbors of all labeled images said."""
 
     right: int
     asked: int
     worst: list[Confusion]
 
 
-def confuse(neighbours: Neighbours, labels: npt.NDArray[np.int64], most: int = 8) -> Answers | None:
+def confuse(neighbors: Neighbors, labels: npt.NDArray[np.int64], most: int = 8) -> Answers | None:
     """The classes that are taken for each other most often, as a share of the true class.
 
-    Every labelled image is asked of its nearest others, which vote exp(cosine / temperature); None without labels.
+    Every labeled image is asked of its nearest others, which vote exp(cosine / temperature); None without labels.
     """
     known = torch.from_numpy(labels)
     classes = int(known.max()) + 1
     if classes < 2:
         return None
-    voters = known[neighbours.position]
-    votes = torch.exp((neighbours.cosine - neighbours.cosine[:, :1]) / TEMPERATURE) * (voters >= 0)
+    voters = known[neighbors.position]
+    votes = torch.exp((neighbors.cosine - neighbors.cosine[:, :1]) / TEMPERATURE) * (voters >= 0)
     scores = torch.zeros(len(known), classes).scatter_add_(1, voters.clamp(min=0), votes)
     said = scores.argmax(1)
     asked = (known >= 0) & (scores.sum(1) > 0)

@@ -10,21 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 import mixview
-from mixview.data.opening import open_source
-from mixview.data.source import Source
-from mixview.evaluate import encoders, paper
-from mixview.evaluate.progress import bar
+from mixview.data.sources.base import Source
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders import loading as encoders
+from mixview.evaluate import paper
 from mixview.report.confusions import confuse
 from mixview.report.curves import follow
 from mixview.report.derived import Mixtures
-from mixview.report.embedding import MIXED, NEIGHBOURS, Embedding, Work, aligned, embed
+from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
 from mixview.report.reproducing import command
 from mixview.report.runs import Gathered, Run
 from mixview.report.showing import Data, Shown, changed_data, held_out, open_data, original_images, read_images
 from mixview.report.sprites import make_sprites
 from mixview.report.strips import COLUMNS, found_by_detectors, make_strip
 from mixview.report.table import Cell, tabulate
-from mixview.train.progress import duration
+from mixview.runs.progress import duration
+from mixview.runs.progress_bar import bar
 
 SMALLEST = 450
 """Bytes of the smallest tile that one can make anything out on."""
@@ -42,7 +43,7 @@ class Budget(NamedTuple):
 
     def images(self, wanted: int, runs: int, sets: int) -> int:
         """How many images each run can be shown with, given how many runs and sets of images there are."""
-        each = 2 * 2 + 2 * NEIGHBOURS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
+        each = 2 * 2 + 2 * NEIGHBORS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
         affordable = min(self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1)))
         return min(wanted, max(50, affordable))
 
@@ -55,7 +56,7 @@ class Showing:
     data: str | None = None
     """Show these images, whatever the runs were trained on."""
     split: str | None = None
-    trust: bool = False
+    trust_remote_code: bool = False
     fetch: bool = False
     """Read what a run was trained on from a server, where its settings name one."""
     work: Work = field(default_factory=Work)
@@ -141,7 +142,7 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
                 paper.is_pretrained_alike(run.settings) for run in runs
             )  # what else was trained costs something else
         ],
-        "neighbours": NEIGHBOURS,
+        "neighbors": NEIGHBORS,
         "notes": notes,
     }
 
@@ -174,7 +175,7 @@ def open_images(run: Run, showing: Showing) -> Opened:
     except Exception as error:  # the settings may be anybody's: whatever they lead to is said, and the rest is shown
         notes.append(f"Its data cannot be opened, so that only what the run itself left is shown: {one_line(error)}")
     if showing.data is not None:
-        source, words = open_source(showing.data, showing.split), showing.data
+        source, words = open_dataset(showing.data, showing.split), showing.data
     return Opened(data, source, words, notes)
 
 
@@ -187,7 +188,7 @@ def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str,
         "name": run.name,
         "folder": str(run.path),
         "settings": settings_in_words(run),
-        "method": str(run.config.get("method", "?")),
+        "method": run.method or "?",
         "objective": str(run.config.get("objective", "?")),
         "state": run.state,
         "progress": progress_in_words(run),
@@ -220,7 +221,7 @@ def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embed
         return key, None
     try:
         source = gallery.sets[key].source
-        subject = encoders.load(str(run.encoder), natural_size=32, trust=showing.trust)
+        subject = encoders.load(str(run.encoder), natural_size=32, trust_remote_code=showing.trust_remote_code)
         found = embed(subject, source, showing.work)
     except Exception as error:  # as above
         notes.append(f"Its encoder cannot be shown: {one_line(error)}")
@@ -230,8 +231,8 @@ def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embed
 
 
 def answers_of(found: Embedding, shown: Shown) -> dict[str, Any] | None:
-    """Right answers of the neighbours, and the worst confusions."""
-    answers = None if shown.labels is None else confuse(found.neighbours, shown.labels)
+    """Right answers of the neighbors, and the worst confusions."""
+    answers = None if shown.labels is None else confuse(found.neighbors, shown.labels)
     if answers is None:
         return None
     return answers._asdict() | {"worst": [each._asdict() for each in answers.worst]}
@@ -253,7 +254,7 @@ def settings_in_words(run: Run) -> list[list[str]]:
     """What was trained on what: (name, value) pairs."""
     config, mixing = run.config, run.config.get("mixing") or {}
     pairs = {
-        "method": config.get("method"),
+        "method": run.method,
         "objective": config.get("objective"),
         "mixtures": f"{mixing.get('mixer', '?')}, α {mixing.get('alpha', '?')}"
         if config.get("objective") != "sim" and mixing
@@ -262,7 +263,7 @@ def settings_in_words(run: Run) -> list[list[str]]:
         "data": config.get("data"),
         "images": f"{run.data['count']:,}" if isinstance(run.data.get("count"), int) else None,
         "views": f"{config.get('augment')}, {config.get('size')} px" if config.get("size") else None,
-        "batch": config.get("batch"),
+        "batch_size": config.get("batch_size"),
         "epochs": config.get("epochs"),
         "seed": config.get("seed"),
     }
@@ -279,7 +280,7 @@ def progress_in_words(run: Run) -> str:
 
 def cost_of(run: Run) -> dict[str, Any]:
     """What it took, as far as its folder says."""
-    seconds, step, batch = run.seconds, run.status.get("step"), run.config.get("batch")
+    seconds, step, batch = run.seconds, run.status.get("step"), run.config.get("batch_size")
     devices = run.environment.get("devices") or []
     cpu = run.environment.get("cpu") or {}
     speed = step * batch / seconds if seconds and isinstance(batch, int) and step else None
@@ -296,7 +297,7 @@ def cost_of(run: Run) -> dict[str, Any]:
 def pack_map(found: Embedding) -> dict[str, Any]:
     """An embedding in as few bytes as show it."""
     count = len(found.places)
-    near = found.neighbours.position[:, :NEIGHBOURS].numpy()
+    near = found.neighbors.position[:, :NEIGHBORS].numpy()
     return {
         "places": pack(to_grid(found.places), np.uint16),
         "near": pack(near, np.uint16),

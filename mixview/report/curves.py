@@ -51,7 +51,7 @@ def is_number(value: Any) -> bool:
 
 
 def thin_out(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """Means of neighbouring points where there are too many; the last stays itself, for it is what is quoted."""
+    """Means of neighboring points where there are too many; the last stays itself, for it is what is quoted."""
     if len(points) <= most:
         return points
     each = len(points) / (most - 1)

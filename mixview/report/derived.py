@@ -1,5 +1,5 @@
 """Sources that are made of another: mixtures of its images, and views of them. Features of these are then features
-like any others (`mixview.evaluate.features`): made once, kept, by any number of processes.
+like any others (`mixview.encoders.features`): made once, kept, by any number of processes.
 """
 
 import hashlib
@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixview.data.augmentation import Augmentation
-from mixview.data.decoding import Decoder
-from mixview.data.fused import views
-from mixview.data.loading import to_tensor
-from mixview.data.picture import to_pictures
-from mixview.data.source import Pixels, Source
-from mixview.evaluate.transforms import CentreCrop
+from mixview.data.augment.numba_backend import make_views
+from mixview.data.augment.policies import Policy
+from mixview.data.decode import Decoder
+from mixview.data.loader import to_tensor
+from mixview.data.sources.base import Pixels, Source
+from mixview.encoders.transforms import CenterCrop
 from mixview.mixing import CutMix, Mixture, Mixup, Paste, mixture_generators
+from mixview.report.dataset_sheet import to_pictures
 
 MixerName = Literal["cutmix", "mixup"]
 
@@ -36,7 +36,7 @@ class Mixtures(Source):
 
     Args:
         source: the images.
-        size: of the mixtures, and of the centre crops that they are made of.
+        size: of the mixtures, and of the center crops that they are made of.
         decoder: how images are decoded.
         recipe: how they are mixed.
     """
@@ -46,7 +46,7 @@ class Mixtures(Source):
     def __init__(self, source: Source, size: int, decoder: Decoder, recipe: Recipe) -> None:
         self.source = source
         self.size = size
-        self.crop = CentreCrop(size, None)
+        self.crop = CenterCrop(size, None)
         self.decoder = decoder
         self.recipe = recipe
 
@@ -76,7 +76,7 @@ class Mixtures(Source):
         """The mixture of a pair [2, C, size, size], of which the first counts; a function of the index alone."""
         make = CutMix if self.recipe.mixer == "cutmix" else Mixup
         generators = mixture_generators(self.recipe.seed, index)
-        return make(per_sample=True).draw(pair, generators, lam=self.recipe.lam)
+        return make(lam_per="image").draw(pair, generators, lam=self.recipe.lam)
 
     def boxes(self) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         """[N, 4] CutMix's boxes (top, bottom, left, right) in 255ths of the side, for whoever draws them again."""
@@ -98,7 +98,7 @@ class Augmented(Source):
 
     Args:
         source: the images.
-        augmentations: as in training; views are of the first.
+        policy: as in training, without normalization; views are its first ones.
         times: views an image.
         decoder: how images are decoded.
         seed: of the views.
@@ -109,15 +109,15 @@ class Augmented(Source):
     def __init__(
         self,
         source: Source,
-        augmentations: tuple[Augmentation, Augmentation],
+        policy: Policy,
         times: int,
         decoder: Decoder,
         seed: int = 0,
     ) -> None:
-        if any(each.normalise is not None for each in augmentations):
-            raise ValueError("views to look at are not normalised: give augmentations with normalise=None")
+        if any(each.normalize is not None for each in policy):
+            raise ValueError("views to look at are not normalized: give a policy with normalize=None")
         self.source = source
-        self.augmentations = augmentations
+        self.policy = policy
         self.times = times
         self.decoder = decoder
         self.seed = seed
@@ -129,11 +129,11 @@ class Augmented(Source):
         return f"{self.source.name(index // self.times)}, view {index % self.times + 1}"
 
     def fingerprint(self) -> str:
-        content = f"views {self.augmentations} {self.times} {self.seed} {self.source.fingerprint()}"
+        content = f"views {self.policy} {self.times} {self.seed} {self.source.fingerprint()}"
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def read(self, index: int) -> Pixels:
         image, number = divmod(index, self.times)
         pixels = self.decoder(self.source.read(image), self.source.name(image))
-        first, _ = views(pixels, self.seed, number, image, self.augmentations)
+        first, *_ = make_views(pixels, self.seed, number, image, self.policy)
         return to_pictures(first[None])[0]

@@ -1,4 +1,4 @@
-"""A Markdown file, such as the results of studies, as one HTML page in the style of the report, in one file."""
+"""A Markdown file, such as the results of studies, as a single HTML file in the style of the report."""
 
 import base64
 import html
@@ -9,16 +9,16 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import unescapeAll
 
-from mixview.atomic import atomic_write
-from mixview.records import RecordError, read_bytes
+from mixview.io.atomic import atomic_write
+from mixview.io.records import RecordError, read_bytes
 from mixview.report.assets import asset, frame
 
 
 def write_page(markdown: Path) -> Path:
-    """Write the page of a Markdown file beside it: a section for each of its second headings, pictures inside.
+    """Write the HTML page of a Markdown file next to it: a section per second-level heading, pictures embedded.
 
     Args:
-        markdown: one heading of the first level, then headings of the second; pictures are paths from its folder.
+        markdown: one first-level heading, then second-level ones; pictures are paths relative to its folder.
     """
     head, *parts = re.split(r"^## ", markdown.read_text(encoding="utf-8"), flags=re.MULTILINE)
     title = html.escape(head.lstrip("# ").partition("\n")[0])
@@ -39,31 +39,31 @@ def write_page(markdown: Path) -> Path:
 
 
 def to_html(text: str, folder: Path) -> str:
-    """Markdown as HTML: what looks like HTML in it is text, tables can be scrolled, pictures are inside."""
-    made = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
-    made = made.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
-    return re.sub(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>', lambda found: embedded(folder, found[1], found[2]), made)
+    """Markdown as HTML: what looks like HTML in it stays text, tables can be scrolled, pictures are embedded."""
+    page = str(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
+    page = page.replace("<table>", '<div class="scroll"><table>').replace("</table>", "</table></div>")
+    return re.sub(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>', lambda image: embed(folder, image[1], image[2]), page)
 
 
-def embedded(folder: Path, source: str, words: str) -> str:
-    """A PNG below the folder as an element that holds it; in place of anything else its words, already escaped."""
+def embed(folder: Path, source: str, description: str) -> str:
+    """A PNG below the folder as an element that contains it; for anything else its description, already escaped."""
     name = PurePosixPath(unquote(html.unescape(source)))
     try:
         if name.is_absolute() or ".." in name.parts or ":" in str(name) or has_link(folder, name):
             raise RecordError(folder / name, "it is not below the page")
         content = read_bytes(folder / name)
     except RecordError:
-        return words
+        return description
     if not content.startswith(b"\x89PNG\r\n"):
-        return words
-    return f'<img src="data:image/png;base64,{base64.b64encode(content).decode()}" alt="{words}">'
+        return description
+    return f'<img src="data:image/png;base64,{base64.b64encode(content).decode()}" alt="{description}">'
 
 
 def has_link(folder: Path, name: PurePosixPath) -> bool:
-    """Whether a link, which may lead elsewhere, is on the way to a file."""
+    """Whether the path to a file contains a symbolic link, which may lead elsewhere."""
     return any((folder / part).is_symlink() for part in (name, *name.parents[:-1]))
 
 
 def anchor(name: str) -> str:
-    """A heading as the end of an address."""
+    """The fragment of a URL for a heading."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""Where an encoder puts images: a map, neighbours, clusters, and the places of mixtures."""
+"""Where an encoder puts images: a map, neighbors, clusters, and the places of mixtures."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -12,20 +12,22 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from torch import Tensor
 
-from mixview.atomic import atomic_write
 from mixview.data.cache import cache_folder
-from mixview.data.decoding import Decoder
-from mixview.data.reading import decoder_for
-from mixview.data.source import Source
-from mixview.evaluate.encoders import Subject
-from mixview.evaluate.features import Features, extract
-from mixview.evaluate.knn import Neighbours, check_features, nearest, unit
-from mixview.evaluate.transforms import CentreCrop
+from mixview.data.dataset import decoder_for
+from mixview.data.decode import Decoder
+from mixview.data.sources.base import Source
+from mixview.encoders.features import Features, extract
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.search import Neighbors, nearest
+from mixview.encoders.transforms import CenterCrop
+from mixview.evaluate.knn import check_features
+from mixview.io.atomic import atomic_write
+from mixview.losses import l2_normalize
 from mixview.report.derived import Mixtures, Recipe
 
 Array = npt.NDArray[np.float32]
 
-NEIGHBOURS = 8
+NEIGHBORS = 8
 """That the page shows of each image."""
 VOTERS = 20
 """That vote on the class of an image, as in the k-NN evaluation."""
@@ -46,7 +48,7 @@ class Embedding:
     """[N, D] of length one."""
     places: Array
     """[N, 2] on the map, each coordinate within 0 and 1."""
-    neighbours: Neighbours
+    neighbors: Neighbors
     """The nearest other images, [N, k]."""
     clusters: npt.NDArray[np.int64]
     """[N] found without labels."""
@@ -66,20 +68,20 @@ class Work(NamedTuple):
     workers: int | None = None
 
 
-def embed(subject: Subject, source: Source, work: Work) -> Embedding:
+def embed(subject: LoadedEncoder, source: Source, work: Work) -> Embedding:
     """All of it for the images of a source."""
     made = features_of(subject, source, work)
-    features = unit(made["avgpool"])
+    features = l2_normalize(made["avgpool"])
     check_features(features, features)
     mixtures = Mixtures(source, subject.size, decoder_of(subject), MIXED)
-    mixed = unit(features_of(subject, mixtures, work)["avgpool"])
+    mixed = l2_normalize(features_of(subject, mixtures, work)["avgpool"])
     places = kept_map(made, features)
     partner = torch.arange(len(features)).flip(0)
     parents = torch.stack([(mixed * features).sum(1), (mixed * features[partner]).sum(1)], 1)
     return Embedding(
         features,
         places,
-        others(features, max(NEIGHBOURS, VOTERS)),
+        others(features, max(NEIGHBORS, VOTERS)),
         cluster(features),
         place_between(mixed, features, places),
         parents.numpy(),
@@ -88,15 +90,15 @@ def embed(subject: Subject, source: Source, work: Work) -> Embedding:
     )
 
 
-def decoder_of(subject: Subject) -> Decoder:
+def decoder_of(subject: LoadedEncoder) -> Decoder:
     """How images are decoded for an encoder."""
     return decoder_for(subject.channels)
 
 
-def features_of(subject: Subject, source: Source, work: Work) -> Features:
+def features_of(subject: LoadedEncoder, source: Source, work: Work) -> Features:
     """The features of all images of a source."""
     made = extract(
-        subject, source, CentreCrop(subject.size, subject.normalise), device=work.device, workers=work.workers
+        subject, source, CenterCrop(subject.size, subject.normalize), device=work.device, workers=work.workers
     )
     if len(made.kept) < len(source):
         raise ValueError(f"{len(source) - len(made.kept)} of its images cannot be read")
@@ -144,14 +146,14 @@ def spread(places: npt.NDArray[np.floating], of: npt.NDArray[np.floating] | None
     return moved
 
 
-def others(features: Tensor, k: int) -> Neighbours:
-    """The nearest of the other images to each image; nobody is his own neighbour."""
+def others(features: Tensor, k: int) -> Neighbors:
+    """The nearest of the other images to each image; nobody is his own neighbor."""
     k = min(k, len(features) - 1)
     found = nearest(features, features, k=k + 1)
     own = found.position == torch.arange(len(features)).unsqueeze(1)
     own[:, -1] |= ~own.any(1)  # of many equal images an image may not be among its own nearest: the last goes
     cosine, position = (each[~own].view(len(features), k) for each in found)
-    return Neighbours(cosine, position)
+    return Neighbors(cosine, position)
 
 
 def cluster(features: Tensor) -> npt.NDArray[np.int64]:
@@ -180,7 +182,7 @@ def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) ->
 
 def aligned(embedding: Embedding, model: Array) -> Embedding:
     """The same, its map turned and mirrored like another's: t-SNE's directions mean nothing, and two maps compare."""
-    centre = embedding.places.mean(0)
-    one, _, other = np.linalg.svd((embedding.places - centre).T @ (model - model.mean(0)))
-    places, mixed = ((each - centre) @ (one @ other) for each in (embedding.places, embedding.mixed_places))
+    center = embedding.places.mean(0)
+    one, _, other = np.linalg.svd((embedding.places - center).T @ (model - model.mean(0)))
+    places, mixed = ((each - center) @ (one @ other) for each in (embedding.places, embedding.mixed_places))
     return replace(embedding, places=spread(places), mixed_places=spread(mixed, places))

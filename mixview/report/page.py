@@ -9,14 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mixview.atomic import atomic_write
+from mixview.io.atomic import atomic_write
+from mixview.io.terminal import say
 from mixview.report.assets import asset, frame
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.runs import gather
-from mixview.terminal import say
 
-SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbours", "runs", "main")
+SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbors", "runs", "main")
 """In this order: a later one uses what an earlier one defines."""
 
 
@@ -29,7 +29,7 @@ def report(
     title: str = "What the runs learned",
     device: str = "auto",
     workers: int | None = None,
-    trust: bool = False,
+    trust_remote_code: bool = False,
     fetch: bool = False,
 ) -> Path:
     """Write one page, a single file without network, that shows and compares what runs learned.
@@ -43,14 +43,14 @@ def report(
         title: of the page.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images; by default the cores, less one.
-        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
         fetch: read the images of a run from the server that its settings name; otherwise no network is used.
     """
     if images < 2:
-        raise ValueError(f"images must be at least 2, for neighbours to be shown, got {images}")
+        raise ValueError(f"images must be at least 2, for neighbors to be shown, got {images}")
     if images > 65_535:
         raise ValueError(f"a page holds at most 65,535 images a data set, got {images}")
-    content = assemble(gather(runs), Showing(images, data, split, trust, fetch, Work(device, workers)))
+    content = assemble(gather(runs), Showing(images, data, split, trust_remote_code, fetch, Work(device, workers)))
     page = render(content, title)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out) as file:

@@ -4,22 +4,29 @@ import json
 import shlex
 from typing import Any
 
-from mixview.evaluate.provenance import flatten
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import plain
+from mixview.io.records import flatten
+from mixview.parsing import negated
+from mixview.runs.run_directory import plain
+from mixview.train.config import PretrainConfig, to_plain
 
 
 def command(config: dict[str, Any]) -> str:
     """`mixview pretrain …` with every setting that is not the default."""
     whole = {"data_options"}  # of the source's own names, and so one option
-    usual = flatten(plain(Pretraining().config(), "defaults"))
+    defaults = plain(to_plain(PretrainConfig()), "defaults")
+    defaults.pop("method")  # all of its options are given: the defaults of another method are in code that is not ours
+    usual = flatten(defaults)
     given = {name: value for name, value in config.items() if name in whole and value}
     given |= flatten({name: value for name, value in config.items() if name not in whole})
-    first = [name for name in ("data", "data_options", "method", "objective", "backbone") if name in given]
+    first = [name for name in ("data", "data_options", "method.name", "objective", "backbone") if name in given]
     options = ["mixview", "pretrain"]
     for name in dict.fromkeys([*first, *given]):
         if name in first or usual.get(name) != given[name]:
-            options += [f"--{name}", spell(given[name])]
+            option = "--method" if name == "method.name" else f"--{name}"
+            if isinstance(given[name], bool):
+                options.append(option if given[name] else negated(option))
+            else:
+                options += [option, spell(given[name])]
     return shlex.join(options)
 
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mixview.encoders.provenance import encoder_settings
 from mixview.evaluate import results
-from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result
-from mixview.records import (
+from mixview.io.records import (
     MAX_METRICS,
     Config,
     Data,
@@ -22,7 +22,7 @@ from mixview.records import (
     read_bytes,
     read_dict,
 )
-from mixview.train.run_folder import is_run
+from mixview.runs.run_directory import is_run
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Run:
     results: list[Result]
     notes: tuple[str, ...] = ()
     """What could not be read, in sentences for whoever looks at the report."""
+
+    @property
+    def method(self) -> str | None:
+        """The name of its method, if its settings say it."""
+        return (self.config.get("method") or {}).get("name")
 
     @property
     def encoder(self) -> Path | None:
@@ -98,7 +103,7 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
     notes = [f"{path} is no run and was left out." for path in paths if path not in runs and path not in others]
     found: list[Result] = []
     for path in others:
-        read, trouble = results.read_what_fits(path)
+        read, trouble = results.read_valid(path)
         found += read
         notes += trouble
     names = short_names(runs)
@@ -119,7 +124,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     config, data = read("config.yaml", Config), read("data.json", Data)
     environment, status = read("environment.json", Environment), read("status.json", Status)
     metrics, lines = read_curves(path / "metrics.jsonl")
-    judged, trouble = results.read_what_fits(path)
+    judged, trouble = results.read_valid(path)
     notes += [*lines, *trouble]
     return Run(name or path.resolve().name, path, config, data, environment, status, metrics, judged, tuple(notes))
 

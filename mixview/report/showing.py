@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.decoding import Decoder
-from mixview.data.fingerprint import explain_change
-from mixview.data.opening import open_source
-from mixview.data.picture import caption, to_rgb
-from mixview.data.reading import Reader, decoder_for
-from mixview.data.source import BadImage, Pixels, Source, SourceError
-from mixview.data.splits import Subset
-from mixview.data.webdataset import is_url
-from mixview.evaluate.progress import bar
+from mixview.data.contact_sheet import caption, to_rgb
+from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.decode import Decoder
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.sources.fingerprint import explain_change
+from mixview.data.sources.registry import open_dataset, other_parts
+from mixview.data.sources.splits import Subset, take_evenly
+from mixview.data.sources.webdataset import is_url
 from mixview.report.runs import Run
-from mixview.train.watching import hold_out, pick
+from mixview.runs.progress_bar import bar
+from mixview.train.monitor import hold_out
 
 LONGEST = 80
 """Characters of a name that a page shows."""
@@ -47,7 +47,7 @@ class Data(NamedTuple):
     learned: Source
     """Less what was held out."""
     held: Source | None
-    """Labelled images that it was asked about while it learned."""
+    """Labeled images that it was asked about while it learned."""
 
 
 def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
@@ -71,11 +71,11 @@ def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
 def open_data(run: Run, fetch: bool = False) -> Data:
     """The data of a run, parted as the run did."""
     data, options = origin(run, fetch)
-    whole = open_source(data, run.config.get("split"), **options)
-    share, seed = (run.config.get("watch") or {}).get("hold_out"), run.config.get("seed") or 0
+    whole = open_dataset(data, run.config.get("split"), **options)
+    share, seed = (run.config.get("monitor") or {}).get("hold_out"), run.config.get("seed") or 0
     validation, part = run.config.get("validation"), run.config.get("validation_split")
     learned, held, _ = hold_out(whole, data, options, validation, 0.1 if share is None else share, seed, part)
-    return Data(whole, learned, None if held is None else held.questions)
+    return Data(whole, learned, None if held is None else held.queries)
 
 
 def held_out(run: Run, data: Data, fetch: bool = False) -> tuple[Source, str]:
@@ -83,13 +83,8 @@ def held_out(run: Run, data: Data, fetch: bool = False) -> tuple[Source, str]:
     name, options = origin(run, fetch)
     if data.held is not None:
         return data.held, f"{name}: images that were not learned from"
-    for part in ("val", "test"):
-        try:
-            other = open_source(name, part, **options)
-        except (SourceError, ValueError):
-            continue
-        if other.fingerprint() != data.whole.fingerprint():
-            return other, f"{name}, {part} part: images that were not learned from"
+    for part, other in other_parts(name, data.whole, ("val", "test"), **options):
+        return other, f"{name}, {part} part: images that were not learned from"
     return data.learned, f"{name}: the images that were learned from, for none were held out"
 
 
@@ -106,7 +101,7 @@ def changed_data(run: Run, data: Data) -> str | None:
 
 def read_images(source: Source, words: str, count: int) -> Shown:
     """At most so many images of a source, evenly chosen; bad ones are left out."""
-    chosen = pick(source, count)
+    chosen = take_evenly(source, count)
     pictures, good = [], []
     with bar("reading images", len(chosen)) as advance:
         for index in range(len(chosen)):
@@ -152,8 +147,8 @@ def shorten(name: str) -> str:
 
 
 def original_images(run: Run, data: Data, count: int) -> list[Pixels]:
-    """The images whose views the picture of a run shows (see `Watcher`), as they are before they are augmented."""
+    """The images whose views the picture of a run shows (see `Monitor`), as they are before they are augmented."""
     source = data.learned
     indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
-    reader = Reader(source, decoder_for(int(run.config.get("channels") or 3)))
+    reader = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3)))
     return [to_rgb(reader[index].pixels) for index in indices]

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from mixview.data.picture import crop
-from mixview.data.source import Pixels
+from mixview.data.contact_sheet import crop
+from mixview.data.sources.base import Pixels
 
 SIDES = (96, 80, 64, 48, 40, 32, 24, 16)
 """Sides of a tile, tried in this order until the sheets are light enough."""

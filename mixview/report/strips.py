@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from mixview.data.picture import crop
-from mixview.data.source import Pixels
-from mixview.records import RecordError, read_bytes
+from mixview.data.contact_sheet import crop
+from mixview.data.sources.base import Pixels
+from mixview.io.records import RecordError, read_bytes
 from mixview.report.runs import Run
 from mixview.report.sprites import as_address, encode_jpeg
 
 COLUMNS = 8
-"""Images in `views.png`, as `Watcher.picture` draws them."""
+"""Images in `views.png`, as `Monitor.picture` draws them."""
 WIDTHS = (1200, 900, 640, 480)
 ROWS = 16
 """Rows of `views.png` that are named, at most: there are three."""

@@ -1,4 +1,4 @@
-"""The table of evaluations: encoders down, figures across, mean ± deviation, the paper's own figures beside them."""
+"""The table of evaluations: one row per encoder, one column per metric, mean ± std, with the paper's numbers."""
 
 import json
 import math
@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from mixview.evaluate import paper
-from mixview.evaluate.results import Result, Row, encoder_key, figure, general_name, name_encoders, summarise
+from mixview.evaluate.base import protocols
+from mixview.evaluate.results import Result, Row, encoder_key, figure, general_name, name_encoders, summarize
 from mixview.report.runs import Run
-
-PROTOCOLS = ("knn", "linear", "probe", "svm", "lowshot", "semi", "supervised")
 
 
 class Column(NamedTuple):
@@ -19,8 +18,8 @@ class Column(NamedTuple):
     protocol: str
     metric: str
     data: str
-    words: list[str]
-    """How it was measured: one sentence, or one for each encoder where something was chosen for it."""
+    descriptions: list[str]
+    """How it was measured: one sentence, or one per encoder where something was chosen for it."""
 
 
 class Cell(NamedTuple):
@@ -41,7 +40,7 @@ class Line(NamedTuple):
     cells: list[Cell | None]
 
 
-class Judged(NamedTuple):
+class Evaluations(NamedTuple):
     """The whole table."""
 
     columns: list[Column]
@@ -50,13 +49,13 @@ class Judged(NamedTuple):
     warnings: list[str]
 
 
-def tabulate(runs: Iterable[Run], others: list[Result]) -> Judged:
+def tabulate(runs: Iterable[Run], others: list[Result]) -> Evaluations:
     """The table of all results of runs, and of encoders without a run."""
     runs = list(runs)
     results = [result for run in runs for result in run.results] + others
     names, members = name_lines(runs, others)
     parts: dict[str, list[Row]] = {key: [] for key in names}
-    for row in summarise(results):
+    for row in summarize(results):
         parts[encoder_key(row.example)].append(row)
     columns = find_columns(row for part in parts.values() for row in part)
     keys = list(columns)
@@ -72,7 +71,7 @@ def tabulate(runs: Iterable[Run], others: list[Result]) -> Judged:
         lines.append(Line(names[encoder], members[encoder], cells))
     notes = list(dict.fromkeys(note for result in results for note in result.notes))
     warnings = list(dict.fromkeys(f"{result.encoder}: {each}" for result in results for each in result.warnings))
-    return Judged(list(columns.values()), lines, notes, warnings)
+    return Evaluations(list(columns.values()), lines, notes, warnings)
 
 
 def name_lines(runs: list[Run], others: list[Result]) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -109,12 +108,13 @@ def key_of(row: Row) -> str:
 
 
 def find_columns(rows: Iterable[Row]) -> dict[str, Column]:
-    """The columns by their key, in the order of the protocols."""
+    """The columns by their key, the cheapest protocols first."""
     columns: dict[str, Column] = {}
-    for row in sorted(rows, key=lambda row: PROTOCOLS.index(row.protocol) if row.protocol in PROTOCOLS else 99):
+    costs = {each.name: each.cost for each in protocols()}
+    for row in sorted(rows, key=lambda row: costs.get(row.protocol, math.inf)):
         column = columns.setdefault(key_of(row), Column(row.protocol, row.metric, row.example.data, []))
-        if row.example.words not in column.words:
-            column.words.append(row.example.words)
+        if row.example.description not in column.descriptions:
+            column.descriptions.append(row.example.description)
     return columns
 
 

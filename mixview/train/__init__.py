@@ -1,1 +1,1 @@
-"""Pretraining: from a source of images to an encoder."""
+"""PretrainConfig: from a source of images to an encoder."""

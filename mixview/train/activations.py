@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mixview.methods import Method, backward
+from mixview.methods import Method, Views, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
 
@@ -59,7 +59,7 @@ class Held:
         self.tensor = tensor
 
 
-def peak_activations(method: Method, objective: Objective, views: tuple[Tensor, Tensor], *, joint: bool = False) -> int:
+def peak_activations(method: Method, objective: Objective, views: Views, *, joint: bool = False) -> int:
     """The most bytes that a step on these views holds; `joint` sums all terms before it goes backward."""
     terms = objective.draw(views[0], mixture_generators(0, 0))
     with SavedBytes(method) as saved:

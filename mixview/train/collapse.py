@@ -80,7 +80,7 @@ def effective_rank(features: Tensor) -> float:
     """`exp(-sum p log p)` with `p` the singular values over their sum (RankMe, Garrido et al., 2023).
 
     How many directions the features use, 1 to min(N, D); 0 for features that are all zero. As published the features
-    are not centred: a large common mean counts as a direction, and lowers the share of the others.
+    are not centered: a large common mean counts as a direction, and lowers the share of the others.
     """
     values = torch.linalg.svdvals(exact(features))
     if not float(values.sum()):

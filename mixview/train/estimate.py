@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from mixview.train.progress import duration
+from mixview.runs.progress import duration
 
 
 class Estimate(NamedTuple):
@@ -84,7 +84,7 @@ def largest_batch(
     be on a line, say that it stays within `share` of the free memory.
 
     Args:
-        try_batch: takes one whole step, optimiser included, with a batch of this size.
+        try_batch: takes one whole step, optimizer included, with a batch of this size.
         start: the first batch to try; it should be a modest one.
         limit: no batch beyond this.
         device: where it computes.

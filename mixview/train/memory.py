@@ -8,18 +8,17 @@ time are the method's own.
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mixview import backbones
+from mixview.encoders import backbones
+from mixview.methods import RunLength
 from mixview.train.activations import SavedBytes, peak_activations
-from mixview.train.optimisers import build_optimizer
-from mixview.train.settings import build_method, build_objective
-
-if TYPE_CHECKING:
-    from mixview.train.pretraining import Pretraining
+from mixview.train.build import build_method, build_objective
+from mixview.train.config import PretrainConfig
+from mixview.train.optim import build_optimizer
 
 RESERVE = 2_500_000_000
 """Bytes for what is not a tensor: the CUDA context, workspaces of cuDNN and NCCL, gaps between allocations.
@@ -42,7 +41,7 @@ class Memory(NamedTuple):
     optimizer: int
     """State of the optimizer."""
     views: int
-    """The two views of the device's part of a batch."""
+    """The views of the device's part of a batch."""
     activations: int
     """What autograd holds for the backward of one micro-batch."""
     reserve: int = RESERVE
@@ -53,7 +52,7 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def step_memory(settings: "Pretraining", *, devices: int, images: int, joint: bool = False) -> Memory:
+def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: bool = False) -> Memory:
     """The memory that each device needs for a run with these settings.
 
     Args:
@@ -62,25 +61,21 @@ def step_memory(settings: "Pretraining", *, devices: int, images: int, joint: bo
         images: how many there are to learn from; a short queue depends on it.
         joint: all terms go backward together, as in the paper's own code, instead of one at a time.
     """
-    if settings.batch == "auto" or settings.size is None:
-        raise ValueError(f"the memory depends on the batch and the size of views: {settings.batch}, {settings.size}")
-    batch, size = settings.batch, settings.size
+    if settings.batch_size == "auto" or settings.size is None:
+        raise ValueError(
+            f"the memory depends on the batch and the size of views: {settings.batch_size}, {settings.size}"
+        )
+    batch, size = settings.batch_size, settings.size
     cost = encoder_cost(settings.backbone, size, settings.channels, settings.stem)
     backbone = backbones.Backbone(StandIn(cost), cost.feature_dim, notes=(), spec={})
-    method = build_method(
-        settings.method,
-        backbone,
-        settings.head,
-        images=images,
-        steps=settings.epochs * (images // batch),
-        batch=batch,
-        objective=settings.objective,
-    )
+    length = RunLength(images, settings.epochs * (images // batch), batch)
+    method = build_method(settings.method, backbone, length, settings.objective)
     per_device = batch // devices
-    micro_batch = -(-per_device // settings.accumulate)
-    tiny = torch.zeros(2, min(micro_batch, FEW), settings.channels, 8, 8)
+    micro_batch = -(-per_device // settings.accumulate_grad_batches)
+    num_views = settings.method.module.num_views or 2
+    tiny = torch.zeros(num_views, min(micro_batch, FEW), settings.channels, 8, 8)
     objective = build_objective(settings.objective, settings.mixing)
-    held = peak_activations(method, objective, (tiny[0], tiny[1]), joint=joint)
+    held = peak_activations(method, objective, list(tiny), joint=joint)
     activations = held * micro_batch // tiny.shape[1]
     method.to("meta")
     trained = [weight for weight in method.parameters() if weight.requires_grad]
@@ -95,7 +90,7 @@ def step_memory(settings: "Pretraining", *, devices: int, images: int, joint: bo
         weights=weights + (weights // 2 if mixed else 0),
         gradients=size_of(*trained) * (2 if devices > 1 else 1),
         optimizer=size_of(*state),
-        views=2 * per_device * settings.channels * size * size * 4,
+        views=num_views * per_device * settings.channels * size * size * 4,
         activations=activations // 2 if mixed else activations,
     )
 

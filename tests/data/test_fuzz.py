@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixview.data.decoding import Decoder
-from mixview.data.source import BadImage
+from mixview.data.decode import Decoder
+from mixview.data.sources.base import BadImage
 
 
 def seeds() -> list[bytes]:

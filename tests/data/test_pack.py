@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mixview.cli import main
-from mixview.data.decoding import Decoder
-from mixview.data.files import Folder
-from mixview.data.opening import open_source
+from mixview.data.decode import Decoder
 from mixview.data.pack import pack
-from mixview.data.scenes import Scenes
-from mixview.data.source import SourceError
+from mixview.data.sources.base import SourceError
+from mixview.data.sources.files import Folder
+from mixview.data.sources.registry import open_dataset
+from mixview.data.synthetic.scenes import Scenes
 from tests.data.writing import encode
 
 
@@ -23,7 +23,7 @@ def test_files_that_are_small_stay_as_they_are(tmp_path: Path) -> None:
     packed = pack(source, tmp_path / "packed.npz", size=20)
     assert packed.images == 3
     assert list(packed.bad) == ["broken.png"]
-    again = open_source(tmp_path / "packed.npz")
+    again = open_dataset(tmp_path / "packed.npz")
     assert [again.read(index) for index in range(3)] == [(tmp_path / f"{n}.png").read_bytes() for n in range(3)]
     assert not list(tmp_path.glob("*.partial"))
 
@@ -31,13 +31,13 @@ def test_files_that_are_small_stay_as_they_are(tmp_path: Path) -> None:
 def test_large_ones_are_shrunk(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(encode(0, "JPEG", 60, 90))
     pack(Folder(tmp_path), tmp_path / "packed.npz", size=20)
-    assert Decoder()(open_source(tmp_path / "packed.npz").read(0)).shape == (20, 30, 3)
+    assert Decoder()(open_dataset(tmp_path / "packed.npz").read(0)).shape == (20, 30, 3)
 
 
 def test_pixels_and_labels(tmp_path: Path) -> None:
     scenes = Scenes(6)
     pack(scenes, tmp_path / "packed.npz", size=32, format="pixels")
-    again = open_source(tmp_path / "packed.npz")
+    again = open_dataset(tmp_path / "packed.npz")
     assert len(again) == 6
     assert again.classes == scenes.classes
     np.testing.assert_array_equal(again.labels(), scenes.labels())

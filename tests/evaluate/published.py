@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from mixview.detection.judging import ABSENT, MAY_CHANGE, Detection, protocol_settings
-from mixview.detection.models import Model, Scales
-from mixview.detection.training import Keeping, Schedule
-from mixview.evaluate.judging import Linear, LowShot, Probe, Semi, Setting, Svm
+from mixview.encoders.provenance import encoder_settings
+from mixview.evaluate.base import Protocol, build
 from mixview.evaluate.paper import Address
-from mixview.evaluate.provenance import encoder_settings
 from mixview.evaluate.results import Result
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import RunFolder
-from mixview.train.settings import AUGMENTED_LIKE, Head, Mixing
+from mixview.methods import RunLength
+from mixview.runs.run_directory import RunDirectory
+from mixview.train.config import MixingConfig, PretrainConfig, method_config, to_plain
 
-PROTOCOLS = {"probe": Probe, "svm": Svm, "lowshot": LowShot, "semi": Semi}
-IMAGES = {"svm": (5011, 4952), "lowshot": (5011, 4952), "detection-voc-c4": (16551, 4952)}
+IMAGES = {"svm": (5011, 4952), "low-shot": (5011, 4952), "detection-voc-c4": (16551, 4952)}
 IMAGES |= {"detection-coco-c4-2x": (118287, 5000)}
 SIZE = {"size": 224}
 
@@ -32,12 +28,11 @@ def fingerprint(count: int) -> str:
 
 def settings_of_run(images: int = 1281167, data: str | None = None, **options: Any) -> dict[str, Any]:
     """What a run with these options and so many images records of its settings."""
-    method = options["method"]
-    usual: dict[str, Any] = {"data": "/data/whatever", "augment": AUGMENTED_LIKE.get(method, method), **SIZE}
-    usual["head"] = Head().settle(method, images=images, steps=10**6, batch=256)
+    method = method_config(options.pop("method")).resolve(RunLength(images, 10**6, 256))
+    usual: dict[str, Any] = {"data": "/data/whatever", "method": method, "augment": method.augment, **SIZE}
     with TemporaryDirectory() as folder:
         described = {"kind": "imagefolder", "count": images, "fingerprint": data or fingerprint(images)}
-        RunFolder.create(folder, Pretraining(**(usual | options)).config(), described).close()
+        RunDirectory.create(folder, to_plain(PretrainConfig(**(usual | options))), described).close()
         np.savez(Path(folder) / "images.npz", identities=np.zeros(1, np.uint64), count=np.array(images))
         settings = encoder_settings(folder)
     assert settings is not None
@@ -47,9 +42,9 @@ def settings_of_run(images: int = 1281167, data: str | None = None, **options: A
 @cache
 def settings_text(method: str, objective: str, mixer: str, alpha: str, epochs: str) -> str:
     """The settings of a run of the paper, as its encoder's file has them."""
-    mixing = Mixing(per_sample=False)
+    mixing = MixingConfig(lam_per="batch")
     if mixer:
-        mixing = Mixing(mixer, float(alpha), per_sample=False)  # type: ignore[arg-type]
+        mixing = MixingConfig(mixer, float(alpha), lam_per="batch")  # type: ignore[arg-type]
     settings = settings_of_run(method=method, objective=objective, epochs=int(epochs), mixing=mixing)
     return json.dumps(settings, sort_keys=True)
 
@@ -60,26 +55,19 @@ def about_of(method: str, objective: str, mixer: str = "", alpha: str = "", epoc
     return about | {"epoch": epochs, "settings": settings_text(method, objective, mixer, alpha, epochs)}
 
 
+def split_address(protocol: str) -> tuple[str, dict[str, Any]]:
+    """The name of the protocol of an address, and the option that the address has in its name."""
+    name, _, variant = protocol.partition("-")
+    option = {"linear": "schedule", "detection": "recipe"}.get(name)
+    return (protocol, {}) if option is None else (name, {option: variant})
+
+
 def settings_of_protocol(protocol: str) -> dict[str, Any]:
     """What a result records of a protocol as published."""
-    if protocol.startswith("detection-"):
-        name = protocol.removeprefix("detection-")
-        groups = {"model": Model, "scales": Scales, "schedule": Schedule, "keeping": Keeping}
-        published = {
-            key: groups[key](**{each: tuple(v) if isinstance(v, list) else v for each, v in value.items()})
-            if key in groups
-            else value
-            for key, value in protocol_settings(name).items()
-        }
-        detection = Detection(encoder="x", protocol=name, **published)
-        own = {each.name for each in fields(detection)} - {each.name for each in fields(Setting)}
-        return {key: asdict(detection)[key] for key in own - {*ABSENT, *MAY_CHANGE, "batch", "iterations", "lr"}}
-    if protocol.startswith("linear-"):
-        evaluation: Any = Linear(encoder="x", recipe=protocol.removeprefix("linear-"))  # type: ignore[arg-type]
-    else:
-        evaluation = PROTOCOLS[protocol](encoder="x")
-    own = {each.name for each in fields(evaluation)} - {each.name for each in fields(Setting)}
-    return {key: asdict(evaluation)[key] for key in own} | SIZE
+    name, options = split_address(protocol)
+    evaluation = build(name, {"encoder": "x", **options})
+    shared = {each.name for each in fields(Protocol)} | evaluation.not_in_results
+    return {key: value for key, value in asdict(evaluation).items() if key not in shared} | SIZE
 
 
 def result_of(address: Address) -> Result:
@@ -87,9 +75,9 @@ def result_of(address: Address) -> Result:
     protocol = address.protocol
     train, test = IMAGES.get(protocol, (1281167, 50000))
     return Result(
-        protocol="linear" if protocol.startswith("linear-") else protocol,
+        protocol=split_address(protocol)[0],
         metrics={address.column: 50.0},
-        words="as published.",
+        description="as published.",
         encoder="first",
         data=f"/data, train {train}, test {test}",
         settings=json.loads(json.dumps(settings_of_protocol(protocol))),

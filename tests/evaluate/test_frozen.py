@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mixview.evaluate import judging
-from tests.evaluate.judged import colours, run_folder
+from mixview.evaluate import evaluate
+from tests.evaluate.small_encoders import colors, run_folder
 
-QUICK: dict[str, Any] = {"workers": 0, "device": "cpu", "size": 16, "epochs": 2, "batch": 16}
+QUICK: dict[str, Any] = {"workers": 0, "device": "cpu", "size": 16, "epochs": 2, "batch_size": 16}
 
 
 class Pass(NamedTuple):
@@ -25,7 +25,7 @@ class Pass(NamedTuple):
     """Whether it normalized by the statistics of the batch."""
 
 
-class Watch:
+class MonitorConfig:
     """Every convolution and batch norm of an encoder, as it was when it first ran, and what became of it."""
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ def run(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def watch(run: str, monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watch(run: str, monkeypatch: pytest.MonkeyPatch) -> MonitorConfig:
     """Begins when the run is there: building its encoder is no part of a protocol."""
-    watched = Watch()
+    watched = MonitorConfig()
     for kind in (nn.Conv2d, nn.BatchNorm2d):
 
         def forward(self: nn.Module, images: Tensor, original: Any = kind.forward) -> Tensor:
@@ -73,14 +73,16 @@ def watch(run: str, monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(colours(tmp_path_factory.mktemp("colours") / "set", 20, 4))
+    return str(colors(tmp_path_factory.mktemp("colors") / "set", 20, 4))
 
 
-@pytest.mark.parametrize("protocol", ["semi", "supervised"])
-def test_fine_tuning_trains_everything_batch_norm_included(protocol: str, data: str, run: str, watch: Watch) -> None:
+@pytest.mark.parametrize("protocol", ["semi-supervised", "supervised"])
+def test_fine_tuning_trains_everything_batch_norm_included(
+    protocol: str, data: str, run: str, watch: MonitorConfig
+) -> None:
     """Batch norm normalizes by the batch in every training step, its statistics move, and the test uses these."""
-    options = {"fractions": [0.5]} if protocol == "semi" else {}
-    getattr(judging, protocol)(run, data=data, **QUICK, **options)
+    options = {"fractions": [0.5]} if protocol == "semi-supervised" else {}
+    evaluate(run, protocol, data=data, **QUICK, **options)
     learning = [each.training for each in watch.passes if each.learning]
     assert learning
     assert all(learning)
@@ -95,9 +97,11 @@ def test_fine_tuning_trains_everything_batch_norm_included(protocol: str, data: 
 
 
 @pytest.mark.parametrize("protocol", ["linear", "probe"])
-def test_a_frozen_encoder_stays_as_it_is_to_the_last_bit(protocol: str, data: str, run: str, watch: Watch) -> None:
+def test_a_frozen_encoder_stays_as_it_is_to_the_last_bit(
+    protocol: str, data: str, run: str, watch: MonitorConfig
+) -> None:
     """Weights and statistics alike; and its batch norms use the statistics of pretraining throughout."""
-    getattr(judging, protocol)(run, data=data, **QUICK)
+    evaluate(run, protocol, data=data, **QUICK)
     assert len(watch.first) > 10
     assert not any(each.training for each in watch.passes)
     for kind in (nn.Conv2d, nn.BatchNorm2d):
@@ -111,7 +115,7 @@ def test_a_frozen_encoder_stays_as_it_is_to_the_last_bit(protocol: str, data: st
         # lr, momentum, Nesterov's or not, weight decay; MoCo's and OpenSelfSup's protocols, and He et al., 2016.
         ("linear", {(30.0, 0.9, False, 0.0)}),
         ("probe", {(0.01, 0.9, True, 1e-4)}),
-        ("semi", {(0.01, 0.9, False, 5e-4), (1.0, 0.9, False, 5e-4)}),  # the classifier 100 times as fast
+        ("semi-supervised", {(0.01, 0.9, False, 5e-4), (1.0, 0.9, False, 5e-4)}),  # the classifier 100 times as fast
         ("supervised", {(0.1, 0.9, False, 1e-4)}),
     ],
 )
@@ -130,6 +134,6 @@ def test_the_first_step_is_taken_as_published(
         raise Stepped
 
     monkeypatch.setattr(torch.optim.SGD, "step", stop)
-    options = {"fractions": [0.5]} if protocol == "semi" else {}
+    options = {"fractions": [0.5]} if protocol == "semi-supervised" else {}
     with pytest.raises(Stepped):
-        getattr(judging, protocol)(run, data=data, **QUICK, **options)
+        evaluate(run, protocol, data=data, **QUICK, **options)

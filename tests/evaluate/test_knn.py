@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mixview.evaluate.knn import first_largest, knn_accuracy, knn_predict, nearest
+from mixview.encoders.search import first_largest, nearest
+from mixview.evaluate.knn import knn_accuracy, knn_predict
 
 
 def reference(
@@ -43,7 +44,7 @@ def test_equals_a_float64_loop(k: int, chunk: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 12), chunk=st.integers(1, 12))
-def test_equal_neighbours_count_in_the_order_of_the_bank(seed: int, k: int, chunk: int) -> None:
+def test_equal_neighbors_count_in_the_order_of_the_bank(seed: int, k: int, chunk: int) -> None:
     """Axis-aligned vectors: cosines are exactly -1, 0 or 1, and nearly everything is tied."""
     generator = torch.Generator().manual_seed(seed)
     axes = torch.cat([torch.eye(3), -torch.eye(3)]).double()
@@ -86,10 +87,10 @@ def test_accuracy() -> None:
 
 def test_length_and_precision_of_features_do_not_matter() -> None:
     generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(3, 16, generator=generator)
+    centers = torch.randn(3, 16, generator=generator)
     labels = torch.arange(60) % 3
-    bank = centres[labels] + 0.1 * torch.randn(60, 16, generator=generator)
-    queries = centres + 0.1 * torch.randn(3, 16, generator=generator)
+    bank = centers[labels] + 0.1 * torch.randn(60, 16, generator=generator)
+    queries = centers + 0.1 * torch.randn(3, 16, generator=generator)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         found = knn_predict((1000 * bank).to(dtype), labels, (0.01 * queries).to(dtype), classes=3, temperature=1e-3)
         assert found.squeeze(1).tolist() == [0, 1, 2]

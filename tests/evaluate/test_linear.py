@@ -8,19 +8,19 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from mixview.evaluate import finetune, probe
+from mixview.evaluate import probe, semi_supervised, supervised
 from mixview.evaluate.linear import (
     SCHEDULES,
-    Standard,
+    Standardization,
     choose_strength,
     linear_on_features,
     linear_on_images,
     logistic_regression,
 )
 from mixview.evaluate.training import Schedule, accuracy, head
-from mixview.train.checkpoints import Checkpoints
-from tests.evaluate.judged import small
-from tests.evaluate.trainings import task, work
+from mixview.runs.checkpoints import Checkpoints
+from tests.evaluate.small_encoders import small
+from tests.evaluate.trainings import task, training_run
 from tests.train.running import assert_same
 
 
@@ -28,8 +28,8 @@ def blobs(count: int = 120, width: int = 8, classes: int = 4, seed: int = 0) -> 
     """Overlapping classes, in double precision."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    centres = torch.randn(classes, width, generator=generator, dtype=torch.float64)
-    return centres[labels] + torch.randn(count, width, generator=generator, dtype=torch.float64), labels
+    centers = torch.randn(classes, width, generator=generator, dtype=torch.float64)
+    return centers[labels] + torch.randn(count, width, generator=generator, dtype=torch.float64), labels
 
 
 @pytest.mark.parametrize("strength", [1e-3, 1e-1, 10.0])
@@ -49,10 +49,10 @@ def test_logistic_regression_is_scikit_learns_optimum(strength: float) -> None:
 
 
 def test_descent_on_features_comes_to_the_same_optimum() -> None:
-    """SGD with weight decay on weight and bias, long enough, against the closed problem it minimises."""
+    """SGD with weight decay on weight and bias, long enough, against the closed problem it minimizes."""
     features, labels = blobs(96)
-    features = Standard.of(features)(features)
-    schedule = Schedule(epochs=400, lr=0.5, weight_decay=0.05, steps=(200, 300), batch=96)
+    features = Standardization.fit(features)(features)
+    schedule = Schedule(epochs=400, lr=0.5, weight_decay=0.05, steps=(200, 300), batch_size=96)
     layer = linear_on_features(features.float(), labels, classes=4, schedule=schedule)
     padded = torch.cat([features, torch.ones(96, 1, dtype=torch.float64)], 1)  # decays the bias as well
     weight = torch.zeros(4, 9, dtype=torch.float64, requires_grad=True)
@@ -82,24 +82,26 @@ def test_the_weight_decay_is_chosen_by_the_seed_and_suits_the_noise() -> None:
 def test_published_schedules() -> None:
     moco, code, byol = (SCHEDULES[name] for name in ("moco", "moco-code", "byol"))
     assert [moco.rate(epoch) for epoch in (0, 29, 30, 59, 60, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-    assert (moco.lr, moco.weight_decay, moco.epochs, moco.batch) == (30, 0, 100, 256)
+    assert (moco.lr, moco.weight_decay, moco.epochs, moco.batch_size) == (30, 0, 100, 256)
     assert code.steps == (60, 80)
     assert (byol.lr, byol.weight_decay, byol.epochs, byol.steps) == (0.01, 1e-4, 90, (30, 60))
     assert moco.changed(10, None, None).steps == (3, 6)
     simsiam = SCHEDULES["simsiam"]
     assert (simsiam.optimizer, simsiam.epochs, simsiam.weight_decay, simsiam.momentum) == ("lars", 90, 0.0, 0.9)
-    assert (simsiam.batch, simsiam.peak_lr) == (4096, pytest.approx(1.6))
+    assert (simsiam.batch_size, simsiam.peak_lr) == (4096, pytest.approx(1.6))
     assert simsiam.changed(None, 512, None).peak_lr == pytest.approx(0.2)  # 0.1 × batch / 256
     assert simsiam.changed(None, 512, 3.0).peak_lr == 3.0
     assert simsiam.fitted(256).peak_lr == pytest.approx(0.1)
     assert [simsiam.rate(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
-    assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.words
-    assert "10 epochs" in moco.changed(10, None, None).words
-    with pytest.raises(ValueError, match="epochs and batch must be at least 1, got 0"):
+    assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.description
+    assert "10 epochs" in moco.changed(10, None, None).description
+    with pytest.raises(ValueError, match="epochs and batch_size must be at least 1, got 0"):
         moco.changed(0, None, None)
 
 
-@pytest.mark.parametrize("published", [*SCHEDULES.values(), probe.SCHEDULE, finetune.SEMI, finetune.SCRATCH])
+@pytest.mark.parametrize(
+    "published", [*SCHEDULES.values(), probe.SCHEDULE, semi_supervised.SCHEDULE, supervised.SCHEDULE]
+)
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5])
 def test_a_short_run_begins_at_the_full_rate(published: Schedule, epochs: int) -> None:
     short = published.changed(epochs, None, None)
@@ -115,18 +117,18 @@ def test_the_head_begins_as_mocos() -> None:
 
 
 def test_on_images_it_learns_leaves_the_encoder_alone_and_repeats_itself(tmp_path: Path) -> None:
-    three, subject = task(tmp_path / "set"), small()
-    before = subject.weights_key()
-    schedule = Schedule(epochs=6, lr=1.0, weight_decay=0.0, steps=(4,), batch=32)
+    three, loaded = task(tmp_path / "set"), small()
+    before = loaded.weights_key()
+    schedule = Schedule(epochs=6, lr=1.0, weight_decay=0.0, steps=(4,), batch_size=32)
     found = [
-        linear_on_images(subject, three, schedule, work(tmp_path / f"{workers}", seed=4, workers=workers))
+        linear_on_images(loaded, three, schedule, training_run(tmp_path / f"{workers}", seed=4, workers=workers))
         for workers in (0, 1)
     ]
     assert found[0] == found[1]
     assert found[0]["top-1"] > 0.9
     states = [Checkpoints(tmp_path / each / "checkpoints").load_latest() for each in ("0", "1")]
     assert_same(*states)
-    assert subject.weights_key() == before
+    assert loaded.weights_key() == before
 
 
 def test_a_loss_that_diverges_names_the_rate() -> None:

@@ -6,33 +6,33 @@ from pathlib import Path
 
 import numpy as np
 
-from mixview.data.files import ClassFolders, Folder
-from mixview.data.identity import identities, note_images
-from mixview.data.splits import Subset
+from mixview.data.sources.base import Source
+from mixview.data.sources.files import ClassFolders, Folder
+from mixview.data.sources.identity import identities, sample_identities, save_identities
+from mixview.data.sources.splits import Subset
 from mixview.evaluate.overlap import check
-from mixview.train.run_folder import RunFolder
 from tests.data.writing import encode, write
-from tests.evaluate.judged import coloured, run_folder, scenes
+from tests.evaluate.small_encoders import colored, run_folder, scenes
 
 
-def pretrained(path: Path, source: object) -> Path:
+def pretrained(path: Path, source: Source) -> Path:
     """A run that has noted its images."""
     run_folder(path)
-    RunFolder(path, {}, {}, {}).note_images(source)  # type: ignore[arg-type]
+    save_identities(path / "images.npz", source)
     return path
 
 
 def test_nothing_is_said_of_images_it_has_not_seen(tmp_path: Path) -> None:
-    train = ClassFolders(coloured(tmp_path / "train", {"a": 8, "b": 8}))
-    test = ClassFolders(coloured(tmp_path / "test", {"a": 4, "b": 4}, seed=1))
-    run = pretrained(tmp_path / "run", Folder(coloured(tmp_path / "other", {"x": 5}, seed=2)))
+    train = ClassFolders(colored(tmp_path / "train", {"a": 8, "b": 8}))
+    test = ClassFolders(colored(tmp_path / "test", {"a": 4, "b": 4}, seed=1))
+    run = pretrained(tmp_path / "run", Folder(colored(tmp_path / "other", {"x": 5}, seed=2)))
     assert check(run, train, test) == ([], [])
     assert check(None, train, test) == ([], [])
 
 
 def test_some_copied_and_renamed_images_are_found(tmp_path: Path) -> None:
-    train = ClassFolders(coloured(tmp_path / "train", {"a": 8, "b": 8}))
-    test = ClassFolders(coloured(tmp_path / "test", {"a": 4, "b": 4}, seed=1))
+    train = ClassFolders(colored(tmp_path / "train", {"a": 8, "b": 8}))
+    test = ClassFolders(colored(tmp_path / "test", {"a": 4, "b": 4}, seed=1))
     (tmp_path / "web").mkdir()
     for number, name in enumerate(("test/a/001.png", "test/b/003.png", "train/a/002.png")):
         shutil.copy(tmp_path / name, tmp_path / "web" / f"download-{number}.png")
@@ -41,17 +41,17 @@ def test_some_copied_and_renamed_images_are_found(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "web")  # the record is enough
     notes, warnings = check(run, train, test)
     assert warnings == [
-        "2 of the 8 test images were in the set that the encoder was pretrained on: the figures are of images that it "
-        "knows, and too good."
+        "2 of the 8 test images were in the set that the encoder was pretrained on: the metrics are of images that it "
+        "has seen, and too high."
     ]
     assert notes == [
-        "1 of the 16 labelled training images were in the set that the encoder was pretrained on, without their "
+        "1 of the 16 labeled training images were in the set that the encoder was pretrained on, without their "
         "labels, as is usual."
     ]
 
 
 def test_what_a_run_held_out_it_has_not_seen(tmp_path: Path) -> None:
-    whole = ClassFolders(coloured(tmp_path / "set", {"a": 10, "b": 10}))
+    whole = ClassFolders(colored(tmp_path / "set", {"a": 10, "b": 10}))
     kept, held = Subset(whole, np.arange(0, 16)), Subset(whole, np.arange(16, 20))
     run = pretrained(tmp_path / "run", kept)
     assert check(run, kept, held)[1] == []
@@ -59,9 +59,9 @@ def test_what_a_run_held_out_it_has_not_seen(tmp_path: Path) -> None:
 
 
 def test_test_images_among_the_training_images_are_said(tmp_path: Path) -> None:
-    train = ClassFolders(coloured(tmp_path / "train", {"a": 8, "b": 8}))
+    train = ClassFolders(colored(tmp_path / "train", {"a": 8, "b": 8}))
     assert check(None, train, train)[1] == [
-        "16 of the 16 test images are training images too: the figures are too good."
+        "16 of the 16 test images are training images, too: the metrics are too high."
     ]
 
 
@@ -77,11 +77,11 @@ def test_of_many_images_an_even_sample_is_noted_and_that_is_said(tmp_path: Path)
     source = scenes(300)
     every = identities(source, range(300))
     assert len(np.unique(every)) == 300
-    assert np.array_equal(note_images(source), np.sort(every))
-    some = note_images(source, most=30)
+    assert np.array_equal(sample_identities(source), np.sort(every))
+    some = sample_identities(source, most=30)
     assert len(some) == 30
     assert np.isin(some, every).all()
-    hurried = note_images(source, seconds=0.0)
+    hurried = sample_identities(source, seconds=0.0)
     places = np.flatnonzero(np.isin(every, hurried))
     assert len(places) == 60  # the first of five parts, from everywhere
     assert np.diff(places).max() <= 12

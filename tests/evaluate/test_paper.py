@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from mixview import recipes
 from mixview.evaluate.paper import (
+    EVALUATED,
     MIXED,
     PRETRAINED,
-    PROTOCOLS,
     Address,
     cells,
     find,
@@ -19,10 +20,8 @@ from mixview.evaluate.paper import (
     pretraining_of,
     tables,
 )
-from mixview.evaluate.provenance import flatten
-from mixview.train import recipes
-from mixview.train.pretraining import from_plain
-from mixview.train.settings import Head, Mixing
+from mixview.io.records import flatten
+from mixview.train.config import MixingConfig, from_plain
 from tests.evaluate.published import fingerprint, result_of, settings_of_protocol, settings_of_run
 
 SHAPES = {
@@ -158,7 +157,7 @@ BSIM = ("mocov2", "bsim", "cutmix", "1", "200")
     ("pretraining", "protocol", "metric", "printed", "table"),
     [
         (("mocov2", "bsim", "mixup", "1", "200"), "svm", "mAP", "82.50%", 2),
-        (("mocov2", "bsim", "mixup", "0.5", "200"), "lowshot", "k=96 oracle", "80.58±0.31%", 2),
+        (("mocov2", "bsim", "mixup", "0.5", "200"), "low-shot", "k=96 oracle", "80.58±0.31%", 2),
         (("mocov2", "bsim", "cutmix", "0.25", "200"), "svm", "mAP", "84.02", 7),
         (("mocov2", "bsim", "cutmix", "0.75", "200"), "svm", "mAP", "84.56", 7),
         (BSIM, "svm", "mAP", "84.8", 4),
@@ -192,10 +191,10 @@ BSIM = ("mocov2", "bsim", "cutmix", "1", "200")
         (("mocov2", "sim", "", "", "200"), "linear-byol", "top-1", None, None),
         (("simclr", "sim", "", "", "200"), "linear-byol", "top-1", None, None),
         (("byol", "sim", "", "", "200"), "linear-moco-code", "top-1", None, None),
-        (("mocov1", "sim", "", "", "200"), "semi", "1 % top-1", "33.2", 6),
-        (("byol", "sim", "", "", "1000"), "semi", "10percent top-5", "89.0", 6),
-        (BSIM, "lowshot", "k=8 oracle", "72.4", 4),
-        (BSIM, "lowshot", "k=8 cross-validated", None, None),
+        (("mocov1", "sim", "", "", "200"), "semi-supervised", "1 % top-1", "33.2", 6),
+        (("byol", "sim", "", "", "1000"), "semi-supervised", "10percent top-5", "89.0", 6),
+        (BSIM, "low-shot", "k=8 oracle", "72.4", 4),
+        (BSIM, "low-shot", "k=8 cross-validated", None, None),
         (BSIM, "detection-voc-c4", "all-points AP50", None, None),
         (("mocov1", "bsim", "cutmix", "1", "200"), "svm", "mAP", None, None),
         (("mocov2", "bsim", "cutmix", "1", "800"), "linear-moco", "top-1", None, None),
@@ -241,16 +240,16 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
     "smaller views": {"size": 112},
     "other views": {"augment": "infomin"},
     "weights to start from": {"weights": "imagenet"},
-    "one λ per image": {"mixing": Mixing()},
-    "half of the images mixed": {"mixing": Mixing(per_sample=False, share=0.5)},
+    "one λ per image": {"mixing": MixingConfig()},
+    "half of the images mixed": {"mixing": MixingConfig(lam_per="batch", prob=0.5)},
     "another epoch": {"epochs": 400},
-    "the interpolated target": {"head": Head(target="interpolated")},
+    "the interpolated target": {"method": {"name": "byol", "target": "interpolated"}},
 }
 
 
 @pytest.mark.parametrize("name", OTHER_RUNS)
 def test_a_run_that_is_not_the_papers_is_shown_nothing(name: str) -> None:
-    usual = {"method": "byol", "objective": "bsim", "epochs": 200, "mixing": Mixing(per_sample=False)}
+    usual = {"method": "byol", "objective": "bsim", "epochs": 200, "mixing": MixingConfig(lam_per="batch")}
     result = result_of(Address("byol", "bsim", "cutmix", "1", "200", "svm", "mAP"))
     same, other = (json.dumps(settings_of_run(**(usual | each))) for each in ({}, OTHER_RUNS[name]))
     assert find(replace(result, about=result.about | {"settings": same}), "mAP") is not None
@@ -265,15 +264,15 @@ def test_a_run_that_is_not_the_papers_is_shown_nothing(name: str) -> None:
     [
         ("linear-moco", {"fast": True}),
         ("linear-moco", {"epochs": 10}),
-        ("linear-moco", {"recipe": "moco-code"}),
+        ("linear-moco", {"schedule": "moco-code"}),
         ("linear-moco", {"size": 112}),
         ("probe", {"lr": 0.1}),
         ("svm", {"stage": "res4"}),
         ("svm", {"fit": {"folds": 2}}),
-        ("lowshot", {"negatives": 1}),
-        ("semi", {"head_rate": 1.0}),
-        ("detection-voc-c4", {"questions": 10}),
-        ("detection-voc-c4", {"schedule": {"iterations": 10, "batch": 16, "lr": 0.02}}),
+        ("low-shot", {"negatives": 1}),
+        ("semi-supervised", {"head_rate": 1.0}),
+        ("detection-voc-c4", {"max_test_images": 10}),
+        ("detection-voc-c4", {"schedule": {"iterations": 10, "batch_size": 16, "lr": 0.02}}),
     ],
 )
 def test_another_protocol_is_shown_nothing(protocol: str, changes: dict[str, Any]) -> None:
@@ -302,20 +301,27 @@ def test_a_recipe_of_the_paper_is_shown_what_it_announces(name: str) -> None:
     assert own is not None
     announced = {
         ("svm", "mAP"): r"VOC07 SVM (\d+\.\d+)",
-        (f"linear-{run.method if run.method in ('byol', 'simsiam') else 'moco'}", "top-1"): r"linear (\d+\.\d+)",
+        (
+            f"linear-{run.method.name if run.method.name in ('byol', 'simsiam') else 'moco'}",
+            "top-1",
+        ): r"linear (\d+\.\d+)",
         ("detection-voc-c4", "11-point AP50"): r"VOC AP50 (\d+\.\d+)",
     }
     for (protocol, metric), pattern in announced.items():
         stated = re.search(pattern, recipe.about["paper"])
         cell = cells().get(Address(*own, protocol, metric))
-        if stated and run.method != "simclr":  # whose headline is that of the per-stage probe
+        if stated and run.method.name != "simclr":  # whose headline is that of the per-stage probe
             assert cell is not None, protocol
             assert stated[1] in " ".join((cell.printed, *cell.reprints)), protocol
 
 
 def test_what_is_required_of_a_protocol_can_be_set() -> None:
-    for protocol, (_, choices) in PROTOCOLS.items():
+    for protocol, (_, choices) in EVALUATED.items():
         known = flatten(settings_of_protocol(protocol), empty=True)
         assert choices.keys() <= known.keys(), protocol
-    known = settings_of_run(method="byol", objective="bsim", weights="x", smallest_crop=0.2, mixing=Mixing(ramp=(0, 1)))
+    known = settings_of_run(
+        method="byol", objective="bsim", weights="x", min_crop_scale=0.2, mixing=MixingConfig(warmup=(0, 1))
+    )
+    for method in ("simclr", "mocov2"):  # each shows the options of its own
+        known |= settings_of_run(method=method)
     assert {*PRETRAINED, *MIXED} - {"extended_from"} <= known.keys()

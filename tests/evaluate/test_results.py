@@ -11,21 +11,23 @@ import torch
 import torchvision
 from rich.console import Console
 
-from mixview.evaluate import judging
-from mixview.evaluate.encoders import load
+import mixview
+from mixview.encoders.loading import load
+from mixview.encoders.provenance import encoder_settings
+from mixview.evaluate import evaluate
+from mixview.evaluate import show as show_folders
 from mixview.evaluate.paper import Address
-from mixview.evaluate.provenance import encoder_settings
-from mixview.evaluate.results import Result, figure, read, save, show, summarise
-from mixview.train.pretraining import Pretraining, resume
-from mixview.train.run_folder import RunFolder
-from mixview.train.settings import Mixing
+from mixview.evaluate.results import Result, figure, read, save, show, summarize
+from mixview.runs.run_directory import RunDirectory
+from mixview.train.config import MixingConfig
+from mixview.train.pretraining import resume
 from tests.evaluate.published import result_of
 from tests.train.running import tiny
 
 BSIM = Result(
     protocol="linear",
     metrics={"top-1": 50.0},
-    words="a linear classifier.",
+    description="a linear classifier.",
     encoder="first (mocov2 bsim)",
     data="imagenette, train 4, test 2",
     about={"method": "mocov2", "objective": "bsim", "epoch": "200"},
@@ -77,11 +79,11 @@ def test_mean_and_deviation_over_seeds() -> None:
         replace(BSIM, about={}, encoder="random small, seed 0", metrics={"top-1": 10.0}),
         replace(BSIM, about={}, encoder="random small, seed 1", metrics={"top-1": 12.0}, seed=1),
     ]
-    rows = summarise(results)
+    rows = summarize(results)
     assert [(row.runs, row.mean) for row in rows] == [(3, 52.0), (1, 50.0), (1, 50.0), (2, 11.0)]
     assert rows[0].std == pytest.approx(2.0)
     assert rows[1].std is None
-    own = summarise([replace(BSIM, spread={"top-1": 0.3})])
+    own = summarize([replace(BSIM, std={"top-1": 0.3})])
     assert own[0].std == 0.3
 
 
@@ -93,7 +95,7 @@ def test_mean_and_deviation_over_seeds() -> None:
         {"mixing.alpha": 0.25},
         {"epochs": 400},
         {"optimizer.lr": 0.3},
-        {"batch": 512},
+        {"batch_size": 512},
         {"head.temperature": 0.1},
         {"data": "9469 images, 1 bytes, 0"},
         {"weights": "imagenet"},
@@ -101,7 +103,7 @@ def test_mean_and_deviation_over_seeds() -> None:
 )
 def test_runs_that_differ_in_more_than_their_seed_are_not_averaged_and_told_apart(other: dict[str, Any]) -> None:
     one, two = of_run(BSIM), of_run(replace(BSIM, metrics={"top-1": 10.0}), seed=1, **other)
-    assert [(row.runs, row.mean) for row in summarise([one, two])] == [(1, 50.0), (1, 10.0)]
+    assert [(row.runs, row.mean) for row in summarize([one, two])] == [(1, 50.0), (1, 10.0)]
     text = printed(one, two)
     assert "±" not in text
     ((name, value),) = other.items()
@@ -111,17 +113,17 @@ def test_runs_that_differ_in_more_than_their_seed_are_not_averaged_and_told_apar
 def test_an_encoder_of_another_epoch_is_another() -> None:
     one, two = of_run(BSIM), of_run(BSIM)
     two.about["epoch"] = "100"
-    assert [row.runs for row in summarise([one, two])] == [1, 1]
+    assert [row.runs for row in summarize([one, two])] == [1, 1]
     assert "first (mocov2 bsim), epoch 100  " in printed(one, two)
 
 
 def test_what_is_not_known_to_be_alike_is_not_averaged() -> None:
     """Results of earlier versions, without the settings of the run."""
     second = replace(BSIM, encoder="second (mocov2 bsim)", metrics={"top-1": 10.0})
-    rows = summarise([BSIM, second, of_run(BSIM), replace(BSIM, seed=1, metrics={"top-1": 52.0})])
+    rows = summarize([BSIM, second, of_run(BSIM), replace(BSIM, seed=1, metrics={"top-1": 52.0})])
     assert [(row.runs, row.mean) for row in rows] == [(2, 51.0), (1, 10.0), (1, 50.0)]
     damaged = replace(BSIM, about=BSIM.about | {"settings": "{"})
-    assert [row.runs for row in summarise([BSIM, damaged])] == [1, 1]
+    assert [row.runs for row in summarize([BSIM, damaged])] == [1, 1]
 
 
 def test_results_of_earlier_versions_get_their_settings_from_the_run(tmp_path: Path) -> None:
@@ -129,11 +131,17 @@ def test_results_of_earlier_versions_get_their_settings_from_the_run(tmp_path: P
     paths = {}
     for name, seed, mixer, value in (("a", 0, "cutmix", 40.0), ("b", 1, "cutmix", 44.0), ("c", 1, "mixup", 90.0)):
         path = paths[name] = tmp_path / name
-        config = {"method": "mocov2", "objective": "bsim", "seed": seed, "epochs": 200, "mixing": {"mixer": mixer}}
-        RunFolder.create(path, config, {"fingerprint": "60 images, 1 bytes, 0", "count": 60}).close()
+        config = {
+            "method": {"name": "mocov2"},
+            "objective": "bsim",
+            "seed": seed,
+            "epochs": 200,
+            "mixing": {"mixer": mixer},
+        }
+        RunDirectory.create(path, config, {"fingerprint": "60 images, 1 bytes, 0", "count": 60}).close()
         about = BSIM.about | {"seed": str(seed)}
         save(replace(BSIM, metrics={"top-1": value}, about=about, encoder=f"{name} (mocov2 bsim)"), path)
-    rows = summarise(result for path in paths.values() for result in read(path))
+    rows = summarize(result for path in paths.values() for result in read(path))
     assert [(row.runs, row.mean) for row in rows] == [(2, 42.0), (1, 90.0)]
     (then,) = read(paths["a"])
     save(replace(then, metrics={"top-1": 41.0}, made="2100-01-01T00:00:00+00:00"), paths["a"])
@@ -149,12 +157,12 @@ def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.C
     """Whole: three runs, of which two differ in their seed, judged and shown together."""
     runs = {"first": ("mixup", 0), "second": ("cutmix", 0), "third": ("cutmix", 1)}
     for name, (mixer, seed) in runs.items():
-        mixing = Mixing(mixer=mixer, alpha=0.25)  # type: ignore[arg-type]
+        mixing = MixingConfig(mixer=mixer, alpha=0.25)  # type: ignore[arg-type]
         options = tiny(tmp_path / name, method="mocov2", objective="bsim", backbone="small", mixing=mixing, seed=seed)
-        Pretraining(**(options | {"data_options": {"count": 32, "size": 16}, "epochs": 1})).run()
-        judging.knn(str(tmp_path / name), data="scenes", data_options={"count": 30, "size": 16}, workers=0)
+        mixview.pretrain(**(options | {"data_options": {"count": 32, "size": 16}, "epochs": 1}))
+        evaluate(str(tmp_path / name), "knn", data="scenes", data_options={"count": 30, "size": 16}, workers=0)
     capsys.readouterr()
-    judging.show([str(tmp_path / name) for name in runs])
+    show_folders([str(tmp_path / name) for name in runs])
     lines = [line for line in capsys.readouterr().out.splitlines() if "top-1" in line]
     assert len(lines) == 2
     assert lines[0].startswith("first (mocov2 bsim), mixing.mixer mixup ")
@@ -168,8 +176,8 @@ def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.C
 
 def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
     for name, epochs in (("longer", 2), ("extended", 1)):
-        Pretraining(**(tiny(tmp_path / name) | {"epochs": epochs})).run()
-    resume(tmp_path / "extended", epochs=2, trust=True)
+        mixview.pretrain(**(tiny(tmp_path / name) | {"epochs": epochs}))
+    resume(tmp_path / "extended", epochs=2, trust_remote_code=True)
     longer, extended = (encoder_settings(tmp_path / name) for name in ("longer", "extended"))
     assert longer is not None
     assert extended == longer | {"extended_from": [1]}
@@ -215,14 +223,14 @@ def test_files_of_one_name_are_two_encoders(tmp_path: Path) -> None:
         torch.save({"state_dict": torchvision.models.resnet18().state_dict()}, file)
         subjects.append(load(str(file), natural_size=224))
     results = [
-        Result(protocol="knn", metrics={"top-1": value}, words="", encoder=each.name, data="d", about=each.about)
+        Result(protocol="knn", metrics={"top-1": value}, description="", encoder=each.name, data="d", about=each.about)
         for each, value in zip(subjects, (60.0, 70.0), strict=True)
     ]
-    assert [(row.mean, row.runs) for row in summarise(results)] == [(60, 1), (70, 1)]
+    assert [(row.mean, row.runs) for row in summarize(results)] == [(60, 1), (70, 1)]
     assert len({result.file_name() for result in results}) == 2
 
 
 def test_a_repeated_run_is_not_a_second_one() -> None:
-    first = Result(protocol="knn", metrics={"top-1": 60.0}, words="", encoder="a", data="d")
-    (row,) = summarise([first, replace(first, metrics={"top-1": 62.0})])
+    first = Result(protocol="knn", metrics={"top-1": 60.0}, description="", encoder="a", data="d")
+    (row,) = summarize([first, replace(first, metrics={"top-1": 62.0})])
     assert (row.mean, row.std, row.runs) == (62, None, 1)

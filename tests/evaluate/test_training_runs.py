@@ -12,19 +12,19 @@ import torch
 from PIL import Image
 
 from mixview.cli import main
-from mixview.evaluate import judging, results
-from mixview.evaluate.training import Stopped
-from mixview.train import supervised
-from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
-from tests.evaluate.judged import colours, run_folder
+from mixview.evaluate import evaluate, evaluate_all, results
+from mixview.evaluate import training_loop as supervised
+from mixview.evaluate.base import Stopped
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError, read_metrics
+from tests.evaluate.small_encoders import colors, run_folder
 from tests.train.running import StopAt, assert_same, last_state, lines, start, start_ranks
 from tests.train.test_scale_out import launch, mixview_command
 
 OPTIONS = {
-    "linear": ["--epochs", "4", "--batch", "16"],
-    "probe": ["--epochs", "4", "--batch", "16"],
-    "semi": ["--epochs", "4", "--batch", "8", "--fractions", "[0.5]", "--head_rate", "10"],
-    "supervised": ["--epochs", "4", "--batch", "16", "--lr", "0.01"],
+    "linear": ["--epochs", "4", "--batch_size", "16"],
+    "probe": ["--epochs", "4", "--batch_size", "16"],
+    "semi-supervised": ["--epochs", "4", "--batch_size", "8", "--fractions", "[0.5]", "--head_rate", "10"],
+    "supervised": ["--epochs", "4", "--batch_size", "16", "--lr", "0.01"],
 }
 """Twelve steps each; of linear, which takes the short last batch too, sixteen."""
 
@@ -32,7 +32,7 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seventeen images of each of three colors to train on: the last batch of 16 is of three images."""
-    return colours(tmp_path_factory.mktemp("colours") / "set", 17, 8)
+    return colors(tmp_path_factory.mktemp("colors") / "set", 17, 8)
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +80,18 @@ def test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_n
     arguments = command(protocol, encoder, folder, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(StopAt, "step", 5)  # between two checkpoints, in the middle of an epoch
-        patch.setattr(supervised, "Stopping", StopAt)
+        patch.setattr(supervised, "GracefulStop", StopAt)
         with pytest.raises(SystemExit) as caught:
             main(arguments)
     assert "was stopped at step 5 of" in str(caught.value.code)
     assert "the same command with --resume continues it" in str(caught.value.code)
     assert results.read(tmp_path) == []
-    assert RunFolder.open(training(tmp_path)).status["state"] == "interrupted"
+    assert RunDirectory.open(training(tmp_path)).status["state"] == "interrupted"
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert "already holds a run, interrupted at step 5: continue it with --resume" in str(caught.value.code)
     main([*arguments, "--resume"])
-    assert RunFolder.open(training(tmp_path)).status["state"] == "finished"
+    assert RunDirectory.open(training(tmp_path)).status["state"] == "finished"
     assert_same_trainings(whole[protocol], tmp_path)
 
 
@@ -100,13 +100,13 @@ def test_what_is_finished_is_not_trained_again_by_resume_and_is_without(
 ) -> None:
     arguments = command("linear", encoder, folder, tmp_path)
     main(arguments)
-    began = RunFolder.open(training(tmp_path)).environment["started"]
+    began = RunDirectory.open(training(tmp_path)).environment["started"]
     (training(tmp_path) / "accuracy.json").write_text('{"avgpool": {"top-1": 0.125}}')
     main([*arguments, "--resume"])
     assert [result.metrics for result in results.read(tmp_path)] == [{"top-1": 12.5}]
-    monkeypatch.setattr("mixview.train.run_folder.describe_environment", lambda seed: {"started": "later"})
+    monkeypatch.setattr("mixview.runs.run_directory.describe_environment", lambda seed: {"started": "later"})
     main(arguments)
-    assert RunFolder.open(training(tmp_path)).environment["started"] == "later" != began
+    assert RunDirectory.open(training(tmp_path)).environment["started"] == "later" != began
     assert_same_trainings(whole["linear"], tmp_path)
 
 
@@ -147,13 +147,21 @@ def test_another_encoder_of_the_same_name_is_noticed(
     encoder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(**options: Any) -> None:
-        judging.linear(
-            str(encoder), data=str(folder), workers=0, device="cpu", out=str(tmp_path), epochs=1, batch=16, **options
+        evaluate(
+            str(encoder),
+            "linear",
+            data=str(folder),
+            workers=0,
+            device="cpu",
+            out=str(tmp_path),
+            epochs=1,
+            batch_size=16,
+            **options,
         )
 
     run()
-    monkeypatch.setattr("mixview.evaluate.encoders.Subject.weights_key", lambda subject: "other")
-    with pytest.raises(RunFolderError, match=r"weights_key was .* when the run in .* began and is other now"):
+    monkeypatch.setattr("mixview.encoders.loading.LoadedEncoder.weights_key", lambda subject: "other")
+    with pytest.raises(RunDirectoryError, match=r"weights_key was .* when the run in .* began and is other now"):
         run(resume=True)
 
 
@@ -161,13 +169,13 @@ def test_a_time_limit_stops_all_protocols_and_resume_finishes_them(
     encoder: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {"data": str(folder), "workers": 0, "device": "cpu", "out": str(tmp_path)}
-    options |= {"epochs": 2, "batch": 16, "skip": ["svm", "lowshot"]}
+    options |= {"epochs": 2, "batch_size": 16, "skip": ["svm", "low-shot"]}
     with pytest.raises(Stopped, match="was stopped at step 1 of"):
-        judging.everything(str(encoder), max_time="0.001s", **options)
+        evaluate_all(str(encoder), max_time="0.001s", **options)
     assert [result.protocol for result in results.read(tmp_path)] == ["knn"]  # kept, although linear did not end
     assert "knn" in capsys.readouterr().out
-    found = judging.everything(str(encoder), resume=True, **options)
-    assert [result.protocol for result in found] == ["knn", "linear", "probe", "semi", "supervised"]
+    found = evaluate_all(str(encoder), resume=True, **options)
+    assert [result.protocol for result in found] == ["knn", "linear", "probe", "semi-supervised", "supervised"]
 
 
 def close(one: Any, other: Any, name: str = "state") -> None:
@@ -213,7 +221,9 @@ def test_two_processes_are_one(protocol: str, encoder: Path, folder: Path, tmp_p
 def test_devices_2_is_two_processes(whole: dict[str, Path], encoder: Path, folder: Path, tmp_path: Path) -> None:
     """Started by mixview itself, in the middle of all protocols: features first, then two trainings."""
     out, log = tmp_path / "out", tmp_path / "log"
-    arguments = command("linear", encoder, folder, out, "--devices", "2", "--skip", '["svm", "lowshot", "semi"]')
+    arguments = command(
+        "linear", encoder, folder, out, "--devices", "2", "--skip", '["svm", "low-shot", "semi-supervised"]'
+    )
     arguments[1] = "all"
     assert launch(mixview_command(arguments), log).wait(180) == 0, log.read_text()
     by_name = {result.protocol: result for result in results.read(out)}
@@ -224,33 +234,33 @@ def test_devices_2_is_two_processes(whole: dict[str, Path], encoder: Path, folde
 
 
 def test_mixed_precision(encoder: Path, folder: Path, tmp_path: Path, whole: dict[str, Path]) -> None:
-    main(command("semi", encoder, folder, tmp_path, "--precision", "bf16-mixed"))
+    main(command("semi-supervised", encoder, folder, tmp_path, "--precision", "bf16-mixed"))
     (result,) = results.read(tmp_path)
     assert result.settings["precision"] == "bf16-mixed"
     assert all(weight.dtype != torch.bfloat16 for weight in last_state(training(tmp_path))[0]["network"].values())
-    exact, mixed = (read_metrics(training(out))[0]["loss"] for out in (whole["semi"], tmp_path))
+    exact, mixed = (read_metrics(training(out))[0]["loss"] for out in (whole["semi-supervised"], tmp_path))
     assert exact != mixed == pytest.approx(exact, rel=0.05)
 
 
 def test_micro_batches_are_the_batch_where_nothing_depends_on_their_size(
     encoder: Path, folder: Path, tmp_path: Path, whole: dict[str, Path]
 ) -> None:
-    main(command("linear", encoder, folder, tmp_path, "--accumulate", "4"))
+    main(command("linear", encoder, folder, tmp_path, "--accumulate_grad_batches", "4"))
     left, right = (last_state(training(out))[0] for out in (whole["linear"], tmp_path))
     close(left["network"], right["network"])
-    with pytest.raises(SystemExit, match="--accumulate must be a whole number, at least 1, got 0"):
-        main(command("linear", encoder, folder, tmp_path, "--accumulate", "0"))
+    with pytest.raises(SystemExit, match="--accumulate_grad_batches must be a whole number, at least 1, got 0"):
+        main(command("linear", encoder, folder, tmp_path, "--accumulate_grad_batches", "0"))
 
 
 def test_without_a_place_nothing_is_left_behind(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    judging.linear("small", data=str(folder), workers=0, device="cpu", size=16, epochs=1)
+    evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=1)
     assert list(tmp_path.iterdir()) == []
     assert "not written anywhere" in capsys.readouterr().out
     with pytest.raises(Stopped, match="small has no folder to keep checkpoints in: with --out FOLDER"):
-        judging.linear("small", data=str(folder), workers=0, device="cpu", size=16, epochs=2, max_time="0.001s")
+        evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=2, max_time="0.001s")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,21 +3,22 @@
 from pathlib import Path
 from typing import Any
 
-from mixview.data.files import ClassFolders
-from mixview.evaluate.training import Task, Work, as_tensor
-from mixview.train.devices import make_fabric
-from tests.evaluate.judged import colours
+from mixview.data.sources.files import ClassFolders
+from mixview.evaluate.labeled import as_tensor
+from mixview.evaluate.training import Task, TrainingRun
+from mixview.runs.devices import make_fabric
+from tests.evaluate.small_encoders import colors
 
 
 def task(root: Path) -> Task:
     """Three colors."""
-    train, test = ClassFolders(colours(root), "train"), ClassFolders(root, "val")
-    labels, answers = train.labels(), test.labels()
+    train, test = ClassFolders(colors(root), "train"), ClassFolders(root, "val")
+    labels, test_labels = train.labels(), test.labels()
     assert labels is not None
-    assert answers is not None
-    return Task(train, as_tensor(labels), test, as_tensor(answers), 3)
+    assert test_labels is not None
+    return Task(train, as_tensor(labels), test, as_tensor(test_labels), 3)
 
 
-def work(out: Path, **options: Any) -> Work:
+def training_run(out: Path, **options: Any) -> TrainingRun:
     """One process on the CPU that trains into a folder."""
-    return Work(make_fabric(accelerator="cpu", precision="32-true"), out, workers=0)._replace(**options)
+    return TrainingRun(make_fabric(accelerator="cpu", precision="32-true"), out, workers=0)._replace(**options)

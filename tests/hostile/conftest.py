@@ -49,8 +49,21 @@ def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
 
 PRETRAIN = (
     *("pretrain", "--data", "scenes", "--data_options", '{"count": 32, "size": 16}', "--backbone", "small"),
-    *("--size", "16", "--batch", "16", "--epochs", "1", "--workers", "0", "--head.hidden", "16", "--head.dim", "8"),
-    *("--watch.tensorboard", "false", "--watch.estimate", "false", "--watch.look_every", "0"),
+    *(
+        "--size",
+        "16",
+        "--batch_size",
+        "16",
+        "--epochs",
+        "1",
+        "--workers",
+        "0",
+        "--method.hidden",
+        "16",
+        "--method.dim",
+        "8",
+    ),
+    *("--no_monitor.tensorboard", "--no_monitor.estimate", "--monitor.eval_every", "0"),
 )
 """A pretraining of a second."""
 

@@ -226,11 +226,11 @@ def as_lines(value: Any) -> str:
 
 
 def recipe() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.train import recipes
-    from mixview.train.pretraining import Pretraining, from_plain
+    from mixview import recipes
+    from mixview.train.config import PretrainConfig, from_plain, to_plain
 
     content = json.loads(
-        json.dumps(Pretraining(data="x").config() | {"about": {"what": "x", "hardware": "8 × V100-32GB"}})
+        json.dumps(to_plain(PretrainConfig(data="x")) | {"about": {"what": "x", "hardware": "8 × V100-32GB"}})
     )
 
     def read(folder: Path) -> None:
@@ -242,10 +242,10 @@ def recipe() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def run_files() -> dict[str, Any]:
-    from mixview.train.pretraining import Pretraining
+    from mixview.train.config import PretrainConfig, to_plain
 
     return {
-        "config.yaml": json.loads(json.dumps(Pretraining(data="scenes", backbone="small").config())),
+        "config.yaml": json.loads(json.dumps(to_plain(PretrainConfig(data="scenes", backbone="small")))),
         "data.json": {"kind": "scenes", "count": 32, "fingerprint": "x"},
         "environment.json": {
             "versions": {"mixview": "0.1"},
@@ -274,7 +274,8 @@ def of_a_run(name: str) -> tuple[st.SearchStrategy[bytes], Read]:
     from mixview.report import curves
     from mixview.report.content import cost_of, progress_in_words, settings_in_words
     from mixview.report.runs import gather
-    from mixview.train.run_folder import RunFolder, read_metrics, read_status
+    from mixview.runs.run_directory import RunDirectory, read_metrics, read_status
+    from mixview.train.config import MAY_CHANGE
 
     files = run_files()
     dumps = {".yaml": as_yaml, ".json": as_json, ".jsonl": as_lines}
@@ -282,12 +283,14 @@ def of_a_run(name: str) -> tuple[st.SearchStrategy[bytes], Read]:
     def read(folder: Path) -> None:
         for other, content in files.items():
             if other == "config.yaml" != name:
-                content = {key: content[key] for key in ("data", "method", "objective", "backbone", "epochs", "batch")}
+                content = {
+                    key: content[key] for key in ("data", "method", "objective", "backbone", "epochs", "batch_size")
+                }
             if other != name:
                 (folder / other).write_text(dumps[Path(other).suffix](content))
         with contextlib.suppress(ValueError, RuntimeError):
-            opened = RunFolder.open(folder)
-            opened.check_resumable(files["config.yaml"], files["data.json"])
+            opened = RunDirectory.open(folder)
+            opened.check_resumable(files["config.yaml"], files["data.json"], MAY_CHANGE)
         read_status(folder)
         read_metrics(folder)
         for run in gather([folder]).runs:
@@ -311,11 +314,11 @@ def evaluation() -> tuple[st.SearchStrategy[bytes], Read]:
     made = results.Result(
         protocol="knn",
         metrics={"top-1": 45.2},
-        words="20 nearest.",
+        description="20 nearest.",
         encoder="run (simclr sim)",
         data="scenes",
         about=about,
-        spread={"top-1": 1.0},
+        std={"top-1": 1.0},
     )
 
     def read(folder: Path) -> None:
@@ -325,51 +328,52 @@ def evaluation() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def study() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.study import grid
+    from mixview.experiments import spec as grid
     from tests.hostile.writing import STUDY
 
     return texts(STUDY, as_yaml), named("study.yaml", lambda folder: grid.read(str(folder / "study.yaml")))
 
 
 def study_result() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.study import grid, results, tables
+    from mixview.experiments import results, tables
+    from mixview.experiments import spec as grid
     from tests.hostile.writing import STUDY
 
-    found = grid.expand("a", json.loads(json.dumps(STUDY)))
-    cell = found.cells[0]
+    parsed = grid.expand("a", json.loads(json.dumps(STUDY)))
+    run = parsed.runs[0]
     content = {
-        "version": 1,
-        "name": cell.name,
-        "data": cell.data,
-        "method": cell.method,
-        "knob": "",
-        "objective": cell.objective,
+        "version": results.FORMAT,
+        "data": run.data,
+        "method": run.method,
+        "variant": "",
+        "objective": run.objective,
         "seed": 0,
         "metrics": {"k-NN": 45.0},
-        "evaluate": cell.evaluate,
-        "settings": cell.resolved(),
+        "evaluate": run.evaluate,
+        "eval_data": run.eval_data,
+        "settings": run.resolved,
         "curve": [[1, 40.0]],
         "passes": [2, 0],
         "steps": 2,
         "images_seen": 32,
         "cpu_seconds": 1.0,
         "warnings": ["x"],
-        "signs": {"std": 1.0},
+        "collapse_metrics": {"std": 1.0},
         "images": {"count": 32},
         "versions": {"mixview": "0.1"},
-        "protocols": {"k-NN": "x"},
+        "descriptions": {"k-NN": "x"},
     }
 
     def read(folder: Path) -> None:
-        tables.render(found, results.found(found.cells, folder))
+        tables.render(parsed, results.match(parsed.runs, results.read_all(folder)))
 
-    return texts(json.loads(json.dumps(content)), as_json), named(f"a/{cell.name}.json", read)
+    return texts(json.loads(json.dumps(content)), lambda value: f"{as_json(value)}\n"), named("a/results.jsonl", read)
 
 
 def look(source: Any) -> None:
     """What every command does with a source."""
-    from mixview.data.decoding import Decoder
-    from mixview.data.source import BadImage
+    from mixview.data.decode import Decoder
+    from mixview.data.sources.base import BadImage
 
     source.fingerprint()
     source.labels()
@@ -384,7 +388,7 @@ def look(source: Any) -> None:
 
 
 def coco() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.opening import open_source
+    from mixview.data.sources.registry import open_dataset
     from tests.hostile.writing import write_coco
 
     sound = write_coco(Path(tempfile.mkdtemp()) / "set", 2)
@@ -394,13 +398,13 @@ def coco() -> tuple[st.SearchStrategy[bytes], Read]:
     def read(folder: Path) -> None:
         if not (folder / "train2017").exists():
             (folder / path.stem.removeprefix("instances_")).symlink_to(sound / path.stem.removeprefix("instances_"))
-        look(open_source(folder, kind="coco"))
+        look(open_dataset(folder, kind="coco"))
 
     return texts(content, as_json), named(f"annotations/{path.name}", read)
 
 
 def voc() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.voc import read_annotation
+    from mixview.data.sources.voc import read_annotation
     from tests.hostile.writing import write_voc
 
     sound = write_voc(Path(tempfile.mkdtemp()) / "set", 4)
@@ -413,7 +417,7 @@ def voc() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def image_list(suffix: str) -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.opening import open_source
+    from mixview.data.sources.registry import open_dataset
     from tests.data.writing import encode
 
     rows = (
@@ -447,7 +451,7 @@ def image_list(suffix: str) -> tuple[st.SearchStrategy[bytes], Read]:
 
     def read(folder: Path) -> None:
         (folder / "a.png").write_bytes(encode(0))
-        look(open_source(folder / f"list.{suffix}"))
+        look(open_dataset(folder / f"list.{suffix}"))
 
     inputs = (
         changed_bytes(["\n".join(rows).encode()])
@@ -458,7 +462,7 @@ def image_list(suffix: str) -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def npz() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.opening import open_source
+    from mixview.data.sources.registry import open_dataset
     from tests.data.writing import encode
     from tests.hostile.writing import npy_bytes, npy_header, zip_bytes
 
@@ -484,7 +488,7 @@ def npz() -> tuple[st.SearchStrategy[bytes], Read]:
         headers | changed_bytes([labels]),
         st.sampled_from([0, 8]),
     )
-    return changed_bytes(seeds) | members, named("a.npz", lambda folder: look(open_source(folder / "a.npz")))
+    return changed_bytes(seeds) | members, named("a.npz", lambda folder: look(open_dataset(folder / "a.npz")))
 
 
 def tiny_weights() -> tuple[dict[str, Any], bytes]:
@@ -497,7 +501,7 @@ def tiny_weights() -> tuple[dict[str, Any], bytes]:
 
 
 def safetensors() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.export import load_encoder
+    from mixview.encoders.encoder_file import load_encoder
     from tests.hostile.writing import safetensors_bytes
 
     header, body = tiny_weights()
@@ -522,7 +526,7 @@ def safetensors() -> tuple[st.SearchStrategy[bytes], Read]:
 def torch_file() -> tuple[st.SearchStrategy[bytes], Read]:
     import torch
 
-    from mixview.backbones import read_tensors
+    from mixview.encoders.weights import read_tensors
 
     seeds = []
     for new in (True, False):
@@ -537,7 +541,7 @@ def torch_file() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def shard() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.webdataset import WebDataset
+    from mixview.data.sources.webdataset import WebDataset
     from tests.data.writing import encode, tar
 
     members = {"0.png": encode(0), "0.cls": b"0", "1.png": encode(1), "1.cls": b"1"}
@@ -555,7 +559,7 @@ def idx() -> tuple[st.SearchStrategy[bytes], Read]:
     import gzip
     import struct
 
-    from mixview.data.idx import read_idx
+    from mixview.data.sources.idx import read_idx
 
     sound = struct.pack(">IIII", 2051, 4, 8, 8) + bytes(256)
 
@@ -573,7 +577,7 @@ def idx() -> tuple[st.SearchStrategy[bytes], Read]:
 def cifar() -> tuple[st.SearchStrategy[bytes], Read]:
     import pickle
 
-    from mixview.data.cifar import read_batch
+    from mixview.data.sources.cifar import read_batch
 
     rows = {b"data": np.zeros((2, 3072), np.uint8), b"labels": [0, 1]}
     seeds = [pickle.dumps(rows, protocol=protocol) for protocol in (0, 2, 4)]
@@ -590,7 +594,7 @@ def cifar() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def checkpoint() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.train.checkpoints import Checkpoints
+    from mixview.runs.checkpoints import Checkpoints
 
     folder = Path(tempfile.mkdtemp())
     import torch
@@ -604,7 +608,7 @@ def checkpoint() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def image() -> tuple[st.SearchStrategy[bytes], Read]:
-    from mixview.data.decoding import Decoder
+    from mixview.data.decode import Decoder
     from tests.data.test_fuzz import seeds
 
     def read(folder: Path) -> None:
@@ -739,7 +743,7 @@ def responses() -> st.SearchStrategy[list[bytes]]:
 
 def fuzz_http(count: int) -> None:
     """The same of answers: a real server on loopback says what hypothesis chose, and hangs up."""
-    from mixview.data.remote import RemoteFile
+    from mixview.data.sources.remote import RemoteFile
     from tests.hostile.answering import RawServer
 
     pieces: list[bytes] = []

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from jsonargparse import ArgumentParser, capture_parser
+from jsonargparse import ArgumentParser
 
-from mixview.cli import COMMANDS, LATE, main
+from mixview.cli import COMMANDS, Command, Group, load
+from mixview.commands.pretrain import build_parser
+from mixview.extensions import METHODS
+from mixview.parsing import configure, finish, make_parser
 
 LEAVES = (str, int, float, bool, type(None), Path)
 CONTAINERS = (dict, list, tuple, typing.Union, types.UnionType, Literal)
@@ -16,18 +19,25 @@ CONTAINERS = (dict, list, tuple, typing.Union, types.UnionType, Literal)
 
 def parsers() -> Iterator[tuple[tuple[str, ...], ArgumentParser]]:
     """Every command and its parser."""
-    for command in (*COMMANDS, *LATE):
-        yield from below((command,), capture_parser(main, [command])._subcommands_action._name_parser_map[command])
+    configure()
+    for name, command in COMMANDS.items():
+        yield from below((name,), command)
 
 
-def below(command: tuple[str, ...], parser: ArgumentParser) -> Iterator[tuple[tuple[str, ...], ArgumentParser]]:
-    """A parser, or those of its subcommands."""
-    subcommands = parser._subcommands_action
-    if subcommands is None:
-        yield command, parser
-        return
-    for name, each in subcommands._name_parser_map.items():
-        yield from below((*command, name), each)
+def below(words: tuple[str, ...], command: Command | Group) -> Iterator[tuple[tuple[str, ...], ArgumentParser]]:
+    """The parser of a command, or those of a group; `pretrain` has one for each method."""
+    prog = " ".join(("mixview", *words))
+    if isinstance(command, Group):
+        for name, each in command.commands.items():
+            yield from below((*words, name), each)
+    elif words == ("pretrain",):
+        for method in METHODS.names():
+            yield (*words, "--method", method), build_parser(prog, ["--method", method])
+        yield words, build_parser(prog, [])
+    else:
+        parser = make_parser(prog, load(command.target))
+        finish(parser)
+        yield words, parser
 
 
 def options(parser: ArgumentParser) -> Iterator[tuple[str, Any]]:
@@ -66,10 +76,11 @@ def parse_all(command: list[str], payload: Any, forms: list[Any], required: list
         for form in forms:
             value = json.dumps(json.loads(json.dumps(form).replace('"PAYLOAD"', json.dumps(payload))))
             given = [*required, f"--{name}={value}"] if name not in ("encoder", "path", "file", "folder") else [value]
-            with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            with contextlib.suppress(SystemExit, ValueError), contextlib.redirect_stderr(io.StringIO()):
                 parser.instantiate_classes(parser.parse_args(given))
 
 
 def parsers_of(command: str) -> Iterator[tuple[tuple[str, ...], ArgumentParser]]:
     """The parsers of one command, or of its subcommands."""
-    yield from below((command,), capture_parser(main, [command])._subcommands_action._name_parser_map[command])
+    configure()
+    yield from below((command,), COMMANDS[command])

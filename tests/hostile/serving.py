@@ -39,20 +39,26 @@ def prepare() -> None:
     for name in (
         *("torch", "torchvision.transforms.v2", "lightning_fabric", "sklearn.svm", "scipy.stats", "timm", "hypothesis"),
         *("matplotlib.pyplot", "pycocotools.mask", "safetensors.torch", "tensorboard", "rich.console"),
-        *("mixview.cli", "mixview.detection.judging", "mixview.evaluate.judging", "mixview.using.embedding"),
-        *("mixview.using.neighbours", "mixview.formats.exporting", "mixview.formats.importing", "mixview.report.page"),
-        *("mixview.study.command", "mixview.train.pretraining", "mixview.report.figures.cost"),
+        *("mixview.cli", "mixview.evaluate.detection.protocol", "mixview.evaluate.base", "mixview.encoders.embed"),
+        *(
+            "mixview.encoders.neighbors",
+            "mixview.encoders.export.command",
+            "mixview.encoders.importing",
+            "mixview.report.page",
+        ),
+        *("mixview.experiments.command", "mixview.experiments.plots", "mixview.experiments.runner"),
+        *("mixview.train.pretraining", "mixview.report.figures.mixtures", "mixview.report.figures.beta"),
+        *("mixview.report.figures.tsne_mixtures", "mixview.report.figures.tsne_classes"),
+        *("mixview.report.figures.cost", "mixview.report.figures.alpha"),
     ):
         importlib.import_module(name)
-    from mixview.cli import figures
-    from mixview.data.augmentation import named
-    from mixview.data.loading import Batches, view_loader
-    from mixview.data.reading import Reader
-    from mixview.data.scenes import Scenes
+    from mixview.data.augment.policies import load_policy
+    from mixview.data.dataset import ImageDataset
+    from mixview.data.loader import EpochSampler, view_loader
+    from mixview.data.synthetic.scenes import Scenes
 
-    figures()
-    reader = Reader(Scenes(8, 16))
-    next(iter(view_loader(reader, named("simclr-small", 16), Batches(8, 4, 0), workers=0)))
+    reader = ImageDataset(Scenes(8, 16))
+    next(iter(view_loader(reader, load_policy("simclr-small", 16), EpochSampler(8, 4, 0), workers=0)))
 
 
 def become(case: dict[str, Any]) -> None:

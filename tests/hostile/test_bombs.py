@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixview.export import write_header
+from mixview.encoders.encoder_file import write_header
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox
 from tests.hostile.writing import SMALL, npy_bytes, npy_header, safetensors_bytes, write_encoder, zip_bytes

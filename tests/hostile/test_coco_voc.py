@@ -249,7 +249,7 @@ def test_detection_of_odd_segmentations(kind: str, box: Sandbox, coco: Path) -> 
         "set",
         "--iterations",
         "1",
-        "--batch",
+        "--batch_size",
         "1",
         "--out",
         "out",

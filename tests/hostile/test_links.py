@@ -49,7 +49,7 @@ def test_a_link_to_a_folder_in_a_foreign_run(name: str, box: Sandbox, run: Path)
         (run / name).rmdir()
     (run / name).symlink_to(box.canary / "inner")
     command = ("evaluate", "knn", "run", *SMALL, "--data", "scenes", "--data_options", '{"count": 32, "size": 16}')
-    box.run(*(command if name == "evaluations" else (*RESUME, "--watch.tensorboard=true")), writes=["run"]).answered()
+    box.run(*(command if name == "evaluations" else (*RESUME, "--monitor.tensorboard")), writes=["run"]).answered()
 
 
 @pytest.mark.parametrize("name", [".lock", "config.yaml", "checkpoints", "encoder.safetensors", "evaluations"])
@@ -84,7 +84,7 @@ def guessed(name: str, process: str) -> list[str]:
 
 def write_over_links(folder: str, canary: str) -> None:
     """Runs in a sandbox: write a file where every name that can be guessed leads to the canary."""
-    from mixview.atomic import atomic_write
+    from mixview.io.atomic import atomic_write
 
     target = Path(folder) / "status.json"
     for name in guessed("status.json", str(os.getpid())):
@@ -104,7 +104,7 @@ def test_temporary_names_cannot_be_guessed(box: Sandbox) -> None:
     outcome.succeeded()
 
 
-@pytest.mark.parametrize("command", ["report", "embed", "figure", "export", "data-show", "neighbours"])
+@pytest.mark.parametrize("command", ["report", "embed", "figure", "export", "data-show", "neighbors"])
 def test_a_link_where_a_command_writes(command: str, box: Sandbox, run: Path) -> None:
     """The user names a folder that somebody else has put links into."""
     names = {
@@ -113,7 +113,7 @@ def test_a_link_where_a_command_writes(command: str, box: Sandbox, run: Path) ->
         "figure": "a.png",
         "export": "model.pth",
         "data-show": "a.png",
-        "neighbours": "a.png",
+        "neighbors": "a.png",
     }
     (box.work / "out" / names[command]).symlink_to(box.canary / "precious.txt")
     lines = {
@@ -132,8 +132,8 @@ def test_a_link_where_a_command_writes(command: str, box: Sandbox, run: Path) ->
         "figure": ("figure", "beta", "run", "--out", "out/a"),
         "export": ("export", "run", "--format", "torchvision", "--out", "out"),
         "data-show": ("data", "show", "scenes", "--count", "2", "--out", "out/a.png"),
-        "neighbours": (
-            "neighbours",
+        "neighbors": (
+            "neighbors",
             "pixels",
             "--data",
             "scenes",

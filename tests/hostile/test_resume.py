@@ -56,14 +56,14 @@ def test_resuming_without_checkpoints(how: str, more: tuple[str, ...], box: Sand
 
 
 WRONG = (
-    ("--batch", "0"),
-    ("--batch", "33"),
-    ("--batch", "-1"),
+    ("--batch_size", "0"),
+    ("--batch_size", "33"),
+    ("--batch_size", "-1"),
     ("--epochs", "0"),
     ("--epochs", "-3"),
-    ("--watch.log_every", "0"),
-    ("--watch.images", "-1"),
-    ("--watch.keep", "0"),
+    ("--monitor.log_every", "0"),
+    ("--monitor.images", "-1"),
+    ("--monitor.keep", "0"),
     ("--device", "cuda"),
     ("--accelerator", "cuda"),
     ("--accelerator", "tpux"),
@@ -81,8 +81,8 @@ WRONG = (
     ("--data_options", '{"count": 16}'),
     ("--epochs", "many"),
     ("--nodes", "0"),
-    ("--watch.checkpoint_every", "-1"),
-    ("--head.dim", "0"),
+    ("--monitor.checkpoint_every", "-1"),
+    ("--method.dim", "0"),
     ("--mixing.alpha", "nan"),
     ("--weights", "absent.pth"),
 )
@@ -125,18 +125,16 @@ def test_a_run_into_the_folder_of_its_own_images(box: Sandbox) -> None:
         "small",
         "--size",
         "16",
-        "--batch",
+        "--batch_size",
         "8",
         "--epochs",
         "1",
         *SMALL,
-        "--watch.tensorboard",
-        "false",
-        "--watch.estimate",
-        "false",
-        "--head.hidden",
+        "--no_monitor.tensorboard",
+        "--no_monitor.estimate",
+        "--method.hidden",
         "16",
-        "--head.dim",
+        "--method.dim",
         "8",
     )
     box.run(*line, writes=["runs"]).succeeded()
@@ -169,17 +167,24 @@ def test_an_evaluation_that_fails_does_not_cost_the_run(mistake: str, box: Sandb
             "small",
             "--size",
             "16",
-            "--batch",
+            "--batch_size",
             "16",
             "--epochs",
             "1",
             *SMALL,
         ),
-        *("--watch.tensorboard", "false", "--watch.estimate", "false", "--head.hidden", "16", "--head.dim", "8"),
-        *("--watch.look_every", "1", "--watch.images", images, "--out", "out"),
+        *(
+            "--no_monitor.tensorboard",
+            "--no_monitor.estimate",
+            "--method.hidden",
+            "16",
+            "--method.dim",
+            "8",
+        ),
+        *("--monitor.eval_every", "1", "--monitor.images", images, "--out", "out"),
     )
     if mistake in ("no images", "huge label") and outcome.status:
-        outcome.refused("watch.images|label")
+        outcome.refused("monitor.images|label")
         assert not (box.work / "out" / "config.yaml").exists()
         return
     outcome.succeeded()
@@ -187,7 +192,7 @@ def test_an_evaluation_that_fails_does_not_cost_the_run(mistake: str, box: Sandb
     assert (box.work / "out" / "encoder.safetensors").is_file()
 
 
-LONG = (*PRETRAIN, "--epochs", "2000", "--out", "out", "--watch.log_every", "1")
+LONG = (*PRETRAIN, "--epochs", "2000", "--out", "out", "--monitor.log_every", "1")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "terminate"])
@@ -222,7 +227,8 @@ def test_a_run_folder_that_is_deleted_while_it_trains(box: Sandbox) -> None:
     def remove() -> None:
         while not (box.work / "out" / "metrics.jsonl").exists():
             time.sleep(0.01)
-        shutil.rmtree(box.work / "out", ignore_errors=True)
+        while (box.work / "out").exists():  # a file that is written meanwhile keeps its folder
+            shutil.rmtree(box.work / "out", ignore_errors=True)
 
     thread = threading.Thread(target=remove)
     thread.start()
@@ -287,18 +293,16 @@ def test_a_changed_data_set(box: Sandbox) -> None:
         "small",
         "--size",
         "16",
-        "--batch",
+        "--batch_size",
         "8",
         "--epochs",
         "1",
         *SMALL,
-        "--watch.tensorboard",
-        "false",
-        "--watch.estimate",
-        "false",
-        "--head.hidden",
+        "--no_monitor.tensorboard",
+        "--no_monitor.estimate",
+        "--method.hidden",
         "16",
-        "--head.dim",
+        "--method.dim",
         "8",
     )
     box.run(*line, "--out", "out").succeeded()

@@ -89,25 +89,24 @@ def test_damaged_texts(kind: str, box: Sandbox) -> None:
     box.run("study", "show", "study", writes=["study"]).succeeded("good", "bad")
 
 
-def cell(box: Sandbox) -> tuple[str, dict[str, Any]]:
-    """The name of a result's file, and a sound result."""
+def sound_result(box: Sandbox) -> tuple[str, dict[str, Any]]:
+    """The name of a file of results, and a sound result."""
     from dataclasses import asdict
 
-    from mixview.study import grid
-    from mixview.study.results import CellResult
+    from mixview.experiments import spec as grid
+    from mixview.experiments.results import RunResult
 
-    found = grid.expand("a", json.loads(json.dumps(STUDY))).cells[0]
-    resolved = json.loads(json.dumps(found.resolved()))
-    made = CellResult(
-        name=found.name,
-        data=found.data,
-        method=found.method,
-        knob=found.knob,
-        objective=found.objective,
+    run = grid.expand("a", json.loads(json.dumps(STUDY))).runs[0]
+    made = RunResult(
+        data=run.data,
+        method=run.method,
+        variant=run.variant,
+        objective=run.objective,
         seed=0,
         metrics={"k-NN": 45.25},
-        evaluate=found.evaluate,
-        settings=resolved,
+        evaluate=run.evaluate,
+        eval_data=run.eval_data,
+        settings=run.resolved,
         curve=[(1, 40.0), (2, 45.0)],
         passes=(2, 0),
         steps=2,
@@ -115,28 +114,32 @@ def cell(box: Sandbox) -> tuple[str, dict[str, Any]]:
         cpu_seconds=3.0,
     )
     assert box.work.is_dir()
-    return f"study/a/{found.name}.json", {"version": 1, **json.loads(json.dumps(asdict(made)))}
+    return "study/a/results.jsonl", json.loads(json.dumps(asdict(made)))
+
+
+def as_line(content: dict[str, Any]) -> str:
+    return f"{json.dumps(content)}\n"
 
 
 KEYS = (
     "version",
-    "name",
     "data",
     "method",
-    "knob",
+    "variant",
     "objective",
     "seed",
     "metrics",
     "evaluate",
-    "judged",
+    "eval_data",
+    "evaluated",
     "steps",
     "images_seen",
     "passes",
     "cpu_seconds",
-    "judging_seconds",
+    "evaluation_seconds",
     "curve",
-    "signs",
-    "protocols",
+    "collapse_metrics",
+    "descriptions",
     "warnings",
     "settings",
     "images",
@@ -149,9 +152,9 @@ RESULTS = [(key, odd) for key in KEYS for odd in ODD]
 
 
 def test_a_sound_result_is_shown(box: Sandbox) -> None:
-    name, content = cell(box)
+    name, content = sound_result(box)
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
-    box.write(name, content)
+    box.write(name, as_line(content))
     box.run("study", "show", "study", writes=["study"]).succeeded("45.2")
 
 
@@ -163,9 +166,9 @@ def test_a_sound_result_is_shown(box: Sandbox) -> None:
     ],
 )
 def test_odd_values_in_results(key: str, odd: str, box: Sandbox) -> None:
-    name, content = cell(box)
+    name, content = sound_result(box)
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
-    box.write(name, content | {key: ODD[odd]})
+    box.write(name, as_line(content | {key: ODD[odd]}))
     outcome = box.run("study", "show", "study", writes=["study"]).succeeded()
     assert "\x1b[31m" not in outcome.stdout + outcome.stderr
     assert "<script>alert" not in (box.work / "study" / "results.html").read_text()
@@ -173,24 +176,31 @@ def test_odd_values_in_results(key: str, odd: str, box: Sandbox) -> None:
 
 @pytest.mark.parametrize("kind", BYTES)
 def test_damaged_results(kind: str, box: Sandbox) -> None:
-    name, _ = cell(box)
+    name, content = sound_result(box)
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
-    box.write(name, BYTES[kind])
-    box.run("study", "show", "study", writes=["study"]).succeeded(name.rpartition("/")[2][:20])
+    box.write(name, BYTES[kind] + b"\n" + as_line(content).encode())
+    box.run("study", "show", "study", writes=["study"]).succeeded("45.2", "line 1 of study/a/results.jsonl")
 
 
-@pytest.mark.parametrize("key", ["metrics", "curve", "signs", "warnings", "protocols"])
+def test_a_file_of_very_many_lines(box: Sandbox) -> None:
+    name, _ = sound_result(box)
+    box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
+    box.write(name, b"{}\n" * 20_000_000)
+    box.run("study", "show", "study", writes=["study"]).succeeded("it has more than 100,000 lines")
+
+
+@pytest.mark.parametrize("key", ["metrics", "curve", "collapse_metrics", "warnings", "descriptions"])
 @pytest.mark.parametrize("inner", ["text", "nan", "infinite", "list", "null", "huge"])
 def test_odd_values_deep_in_results(inner: str, key: str, box: Sandbox) -> None:
-    name, content = cell(box)
+    name, content = sound_result(box)
     value = ODD[inner]
     odd: dict[str, Any] = {
         "metrics": {"k-NN": value},
         "curve": [[value, value]],
-        "signs": {"std": value},
+        "collapse_metrics": {"std": value},
         "warnings": [value],
-        "protocols": {"k-NN": value},
+        "descriptions": {"k-NN": value},
     }
     box.write("study/a/study.yaml", yaml.safe_dump(STUDY))
-    box.write(name, content | {key: odd[key]})
+    box.write(name, as_line(content | {key: odd[key]}))
     box.run("study", "show", "study", writes=["study"]).succeeded()

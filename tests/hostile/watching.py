@@ -14,6 +14,8 @@ PLANTED = "mixview_hostile_planted"
 STARTS_A_PROGRAM = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "pty.spawn")
 ASKED_BY_LIBRARIES = ("lscpu", "uname", "ldconfig", "/sbin/ldconfig", "gcc", "cc", "clang", "objdump", "file")
 """Programs that libraries ask about the machine; they are not given anything that came from a file."""
+RUN_OF_A_STUDY = [sys.executable, "-P", "-m", "mixview.experiments.run"]
+"""The beginning of the only command that mixview starts itself, for each run of a study."""
 FORBIDDEN_NAMES = ("os", "posix", "nt", "subprocess", "builtins", "shutil", "runpy", "pty", PLANTED)
 """Modules that no pickle of ours names (multiprocessing's and Numba's name other ones)."""
 DATA_NAMES = (
@@ -69,8 +71,9 @@ def watch(
         if event in STARTS_A_PROGRAM:
             record(f"{event} ran {arguments[:2]!r:.300}")
         elif event == "subprocess.Popen":
-            words = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
-            if MARKER in f"{arguments!r}" or Path(os.fsdecode(words[0])).name not in ASKED_BY_LIBRARIES:
+            words = [os.fsdecode(word) for word in arguments[1]] if isinstance(arguments[1], list | tuple) else [""]
+            harmless = Path(words[0]).name in ASKED_BY_LIBRARIES or words[:4] == RUN_OF_A_STUDY
+            if MARKER in f"{arguments!r}" or not harmless:
                 record(f"subprocess.Popen ran {arguments[:2]!r:.300}")
         elif event == "pickle.find_class":
             module, name = arguments[-2:]

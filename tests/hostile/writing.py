@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mixview import backbones
-from mixview.data.layouts import write as write_layout
-from mixview.data.scenes import Scenes
-from mixview.export import save_encoder, write_header
+from mixview.data.synthetic.scenes import Scenes
+from mixview.data.synthetic.writers import write as write_layout
+from mixview.encoders import backbones, weights
+from mixview.encoders.encoder_file import save_encoder, write_header
 from tests.data.writing import encode
 
 SMALL = ("--workers", "0")
@@ -49,7 +49,7 @@ def write_encoder(path: Path, **spec: Any) -> Path:
     built = backbones.build("small", size=16)
     save_encoder(path, built.encoder, built.spec, {"method": "simclr", "objective": "sim"})
     if spec:
-        tensors, _ = backbones.read_safetensors(path)
+        tensors, _ = weights.read_safetensors(path)
         write_safetensors(path, tensors, {"mixview": write_header(dict(built.spec) | spec, {})})
     return path
 
@@ -109,7 +109,7 @@ def executing(command: str) -> dict[str, Any]:
 
 
 STUDY: dict[str, Any] = {
-    "settings": {"backbone": "small", "epochs": 1, "batch": 16, "size": 16},
+    "settings": {"backbone": "small", "epochs": 1, "batch_size": 16, "size": 16},
     "data": {"scenes": {"data": "scenes", "data_options": {"count": 32, "size": 16}}},
     "methods": {"SimCLR": {"method": "simclr"}},
     "objectives": {"SIM": {"objective": "sim"}, "BSIM": {"objective": "bsim"}},
@@ -117,7 +117,7 @@ STUDY: dict[str, Any] = {
     "seeds": [0],
     "baseline": "SIM",
 }
-"""A study of two cells."""
+"""A study of two runs."""
 
 
 def positions(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

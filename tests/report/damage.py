@@ -124,11 +124,11 @@ def every_oddity(path: Path, names: Iterable[str] = ODD, keys: Collection[str] |
 
     Args:
         names: of `ODD`.
-        keys: only below these, at the top of the file.
+        keys: only below these, at the top of the file or of its lines.
     """
     original, whole = path.read_bytes(), read(path)
     for place in places(whole):
-        for name in names if keys is None or place[0] in keys else ():
+        for name in names if keys is None or not set(keys).isdisjoint(place[:2]) else ():
             changed = copy.deepcopy(whole)
             set_at(changed, place, ODD[name])
             write(path, changed)

@@ -112,13 +112,13 @@ def test_hovering_shows_the_image(page: "sync_api.Page") -> None:
     assert page.locator(".tip").is_hidden()
 
 
-def test_clicking_shows_neighbours_and_mixtures_of_both_runs(page: "sync_api.Page") -> None:
+def test_clicking_shows_neighbors_and_mixtures_of_both_runs(page: "sync_api.Page") -> None:
     page.mouse.click(*point(page, 5))
     detail = page.get_by_role("region", name="The chosen image")
     assert detail.is_visible()
-    assert detail.locator("[data-neighbours]").count() == 2
+    assert detail.locator("[data-neighbors]").count() == 2
     for number in range(2):
-        side = detail.locator("[data-neighbours]").nth(number)
+        side = detail.locator("[data-neighbors]").nth(number)
         assert side.locator(".tile canvas").count() == 8
         assert side.locator(".mixture").count() == 2
         assert "likeness" in side.locator(".mixture").first.inner_text()
@@ -164,7 +164,7 @@ def test_the_table_sorts(page: "sync_api.Page") -> None:
 def test_switching_runs_changes_every_part(page: "sync_api.Page") -> None:
     wanted = "<img src=x onerror=alert(2)>"
     page.get_by_label("with").select_option(label=wanted)
-    for part in ("explorer", "neighbours", "confusions", "seen"):
+    for part in ("explorer", "neighbors", "confusions", "seen"):
         assert page.locator(f"#{part} h3", has_text=wanted).count() >= 1, part
     assert page.locator(".map").nth(1).get_attribute("data-run") == wanted
     page.mouse.move(*point(page, 3, which=1))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from mixview.encoders.search import Neighbors
 from mixview.evaluate import results
-from mixview.evaluate.knn import Neighbours
 from mixview.evaluate.paper import Address
 from mixview.report.confusions import confuse
 from mixview.report.curves import follow, thin_out
@@ -26,12 +26,12 @@ from tests.report.written import judged, write_run
 def test_confusions_are_counted_by_class() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, -1])
     nearest = torch.tensor([[1], [0], [4], [5], [5], [4], [0]])
-    answers = confuse(Neighbours(torch.ones(7, 1), nearest), labels)
+    answers = confuse(Neighbors(torch.ones(7, 1), nearest), labels)
     assert answers is not None
     assert (answers.right, answers.asked) == (4, 6)
     (worst,) = answers.worst
     assert (worst.true, worst.said, worst.times, worst.of, worst.examples) == (0, 1, 2, 4, [2, 3])
-    assert confuse(Neighbours(torch.ones(2, 1), nearest[:2]), np.array([0, 0])) is None
+    assert confuse(Neighbors(torch.ones(2, 1), nearest[:2]), np.array([0, 0])) is None
 
 
 def test_curves_are_over_epochs_and_leave_out_what_is_no_number(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
         write_run(tmp_path / name, "scenes", "bsim", seed=seed, alpha=alpha, encoder=False, results_of={"top-1": value})
         for name, (seed, alpha, value) in scores.items()
     ]
-    judgement = tabulate(gather(paths).runs, [judged("raw pixels", {"top-1": 12.0, "top-5": 30.0})])
-    both, other, pixels = judgement.lines
+    judgment = tabulate(gather(paths).runs, [judged("raw pixels", {"top-1": 12.0, "top-5": 30.0})])
+    both, other, pixels = judgment.lines
     assert both.name == "simclr bsim, 2 runs (mixing.alpha 1.0)"
     assert both.cells[0] is not None
     assert (both.cells[0].text, both.cells[0].runs, both.cells[0].best) == ("42.0 ± 2.8 %", 2, False)
@@ -115,9 +115,9 @@ def test_sprites_keep_their_budget() -> None:
 
 
 def test_a_tile_shows_its_image() -> None:
-    colours = np.zeros((1030, 20, 20, 3), np.uint8)
-    colours[:, :, :, 0] = (np.arange(1030) % 250)[:, None, None]
-    sprites = make_sprites(list(colours), 10**7)
+    colors = np.zeros((1030, 20, 20, 3), np.uint8)
+    colors[:, :, :, 0] = (np.arange(1030) % 250)[:, None, None]
+    sprites = make_sprites(list(colors), 10**7)
     assert (sprites.tile, len(sprites.sheets)) == (20, 2)
     sheet = Image.open(io.BytesIO(base64.b64decode(sprites.sheets[1].partition(",")[2])))
     red = sheet.getpixel((5 * 20 + 10, 10))

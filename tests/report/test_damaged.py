@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.evaluate import judging
-from mixview.records import Config
+from mixview.evaluate import show
+from mixview.io.records import Config
 from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.page import render, report
@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = write_run(folder / name, "scenes", "bsim", results_of={"top-1": 50.0, "top-5": 60.0})
         (run / "encoder.safetensors").unlink()
         config = {key: value for key, value in read_yaml(run).items() if key in Config.__annotations__}
-        config |= {"data": "gone", "mixing": {"mixer": "cutmix", "alpha": 1.0}, "watch": {"hold_out": 0.1}}
+        config |= {"data": "gone", "mixing": {"mixer": "cutmix", "alpha": 1.0}, "monitor": {"hold_out": 0.1}}
         (run / "config.yaml").write_text(json.dumps(config))
     return folder
 
@@ -95,7 +95,7 @@ def test_a_report_outlives_every_setting(key: str, runs: Path) -> None:
 
 
 def test_a_report_fetches_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither the data nor the labelled images of somebody else's run are asked of a server."""
+    """Neither the data nor the labeled images of somebody else's run are asked of a server."""
     asked = []
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: asked.append(arguments))
     url = "http://127.0.0.1:9/{0..1}.tar"
@@ -131,7 +131,7 @@ def test_show_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFix
 
     results.save(judged(HOSTILE, {"top-1": 10.0}), tmp_path)
     (tmp_path / "evaluations" / "knn-0.json").write_text("{}")
-    judging.show([str(tmp_path)])
+    show([str(tmp_path)])
     told = capsys.readouterr().out
     assert "knn-0.json was left out: it does not say the version of its format; remove it" in told
     assert "10.0 %" in told

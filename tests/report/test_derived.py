@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mixview.data.augmentation import named
-from mixview.data.decoding import Decoder
+from mixview.data.augment.policies import load_policy
+from mixview.data.decode import Decoder
 from mixview.report.derived import Augmented, Mixtures, Recipe
-from tests.evaluate.judged import SIZE, scenes
+from tests.evaluate.small_encoders import SIZE, scenes
 
 
 def test_mixtures_hold_what_their_boxes_say() -> None:
@@ -40,13 +40,13 @@ def test_what_is_mixed_otherwise_is_another_source() -> None:
 def test_views_are_those_of_training_and_stay_the_same() -> None:
     from dataclasses import replace
 
-    first, second = named("simclr-small", SIZE)
-    views = replace(first, normalise=None), replace(second, normalise=None)
+    first, second = load_policy("simclr-small", SIZE)
+    views = replace(first, normalize=None), replace(second, normalize=None)
     augmented = Augmented(scenes(3), views, 2, Decoder())
     assert len(augmented) == 6
     assert augmented.name(3).endswith("view 2")
     assert augmented.read(0).shape == (SIZE, SIZE, 3)
     assert np.array_equal(augmented.read(5), augmented.read(5))
     assert not np.array_equal(augmented.read(4), augmented.read(5))
-    with pytest.raises(ValueError, match="normalise=None"):
+    with pytest.raises(ValueError, match="normalize=None"):
         Augmented(scenes(3), (first, second), 2, Decoder())

@@ -1,4 +1,4 @@
-"""Maps, neighbours, clusters and the places of mixtures."""
+"""Maps, neighbors, clusters and the places of mixtures."""
 
 from dataclasses import replace
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from mixview.evaluate.knn import unit
+from mixview.losses import l2_normalize
 from mixview.report.embedding import Embedding, Work, aligned, cluster, draw_map, embed, others, place_between
-from tests.evaluate.judged import scenes, small
+from tests.evaluate.small_encoders import scenes, small
 
 
 def blobs(count: int = 20, dim: int = 8) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    centres = 5 * torch.eye(3, dim).repeat_interleave(count, 0)
-    return unit(centres + torch.randn(3 * count, dim, generator=generator) * 0.2)
+    centers = 5 * torch.eye(3, dim).repeat_interleave(count, 0)
+    return l2_normalize(centers + torch.randn(3 * count, dim, generator=generator) * 0.2)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_collapsed_encoder_has_one_place() -> None:
     assert not (found.position == torch.arange(30).unsqueeze(1)).any()
 
 
-def test_nobody_is_his_own_neighbour() -> None:
+def test_nobody_is_his_own_neighbor() -> None:
     features = blobs()
     found = others(features, 5)
     exact = (features @ features.T).fill_diagonal_(-2).topk(5).values

@@ -15,7 +15,7 @@ from mixview.report.figures import cost as costs
 from mixview.report.figures.alpha import gather_curves
 from mixview.report.figures.beta import density
 from mixview.report.figures.drawing import open_runs
-from tests.evaluate.judged import coloured
+from tests.evaluate.small_encoders import colored
 from tests.report.written import write_images, write_run
 
 
@@ -39,7 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_mixtures_of_a_run_and_of_any_images(runs: list[str], tmp_path: Path) -> None:
     main(["figure", "mixtures", runs[0], "--out", str(tmp_path / "a"), "--pairs", "1", "--lams", "[0.8, 0.2]"])
     check(tmp_path / "a", "CutMix", "Mixup", "λ = 0.8", "20% of the first")
-    images = coloured(tmp_path / "set", {"a": 2, "b": 2}, size=70)
+    images = colored(tmp_path / "set", {"a": 2, "b": 2}, size=70)
     main(["figure", "mixtures", str(images), "--out", str(tmp_path / "b.png")])
     check(tmp_path / "b")
     with pytest.raises(SystemExit, match="20 pairs need 40 images"):
@@ -64,7 +64,7 @@ def test_beta(runs: list[str], tmp_path: Path) -> None:
 def test_tsne_of_mixtures(runs: list[str], tmp_path: Path) -> None:
     main(["figure", "tsne-mixtures", *runs, "--out", str(tmp_path / "a"), "--workers", "0", "--pair", "3"])
     check(tmp_path / "a", "6_25", "31_0", "cosine to its parents")
-    few = coloured(tmp_path / "set", {"a": 6, "b": 6})
+    few = colored(tmp_path / "set", {"a": 6, "b": 6})
     with pytest.raises(SystemExit, match="needs 32 images"):
         main(["figure", "tsne-mixtures", *runs, "--data", str(few), "--workers", "0"])
 
@@ -73,12 +73,12 @@ def test_tsne_of_classes(runs: list[str], tmp_path: Path) -> None:
     small = ["--images", "4", "--augmentations", "3", "--samples", "2", "--workers", "0"]
     main(["figure", "tsne-classes", *runs, "--out", str(tmp_path / "a"), *small])
     check(tmp_path / "a", "red", "blue")
-    plain = coloured(tmp_path / "set", {".": 6})
+    plain = colored(tmp_path / "set", {".": 6})
     with pytest.raises(SystemExit, match="has no labels"):
         main(["figure", "tsne-classes", *runs, "--data", str(plain), "--workers", "0"])
 
 
-TINY = ["--backbone", "small", "--batch", "4", "--size", "16", "--rounds", "1"]
+TINY = ["--backbone", "small", "--batch_size", "4", "--size", "16", "--rounds", "1"]
 
 
 def test_cost_of_the_papers_methods_beside_both_of_its_tables(
@@ -115,14 +115,14 @@ def test_cost_of_runs(
     check(tmp_path / "a", "simclr, small", "SIM", "BSIM", "WBSIM")
     said = capsys.readouterr().out
     assert said.count("simclr") == 2 + ("Recorded by the runs" in said) * len(runs)
-    run.config["accumulate"] = 4
-    assert costs.setup_of(run).batch == 4
-    with pytest.raises(SystemExit, match="batch at least 2, got 0 and 8"):
+    run.config["accumulate_grad_batches"] = 4
+    assert costs.setup_of(run).batch_size == 4
+    with pytest.raises(SystemExit, match="batch_size at least 2, got 0 and 8"):
         main(["figure", "cost", "--rounds", "0"])
 
 
 def with_small_head(build):
-    return lambda name, backbone, head, **options: build(name, backbone, replace(head, hidden=16, dim=8), **options)
+    return lambda config, backbone, run: build(replace(config, hidden=16, dim=8), backbone, run)
 
 
 def test_days_of_200_epochs() -> None:

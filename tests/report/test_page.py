@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from mixview.cli import main
-from mixview.data.decoding import Decoder
-from mixview.data.scenes import Scenes
-from mixview.evaluate.knn import Neighbours
+from mixview.data.decode import Decoder
+from mixview.data.synthetic.scenes import Scenes
+from mixview.encoders.search import Neighbors
 from mixview.report import content
 from mixview.report.content import Budget, Opened, Showing, assemble
 from mixview.report.embedding import Embedding
 from mixview.report.page import render, report
 from mixview.report.runs import Run, gather
 from mixview.report.showing import Shown
-from tests.evaluate.judged import coloured
+from tests.evaluate.small_encoders import colored
 from tests.report.written import SCRIPT, write_images, write_run
 
 
@@ -53,7 +53,7 @@ def test_two_runs_share_their_images(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_whatever_state_a_run_is_in(tmp_path: Path) -> None:
     gone = write_images(tmp_path / "gone.npz")
-    plain = coloured(tmp_path / "plain" / "one", {"a": 6, "b": 6}).parent
+    plain = colored(tmp_path / "plain" / "one", {"a": 6, "b": 6}).parent
     runs = {
         "gone": write_run(tmp_path / "gone", gone),
         "going": write_run(tmp_path / "going", plain, "bsim", state="running", encoder=False),
@@ -77,7 +77,7 @@ def test_whatever_state_a_run_is_in(tmp_path: Path) -> None:
 
 
 def test_one_run_without_labels(tmp_path: Path) -> None:
-    images = coloured(tmp_path / "set", {".": 30}, size=20)
+    images = colored(tmp_path / "set", {".": 30}, size=20)
     run = write_run(tmp_path / "only", images)
     page = contents(report([str(run)], tmp_path / "a.html", workers=0))
     (shown,) = page["sets"]
@@ -113,7 +113,7 @@ def test_fifty_runs_stay_below_15_megabytes(same: bool, tmp_path: Path, monkeypa
     def anything(subject: Any, source: Scenes, work: Any) -> Embedding:
         count = len(source)
         places = generator.random((3, count, 2)).astype(np.float32)
-        near = Neighbours(torch.rand(count, 20), torch.from_numpy(generator.integers(0, count, (count, 20))))
+        near = Neighbors(torch.rand(count, 20), torch.from_numpy(generator.integers(0, count, (count, 20))))
         return Embedding(torch.empty(0), places[0], near, np.arange(count) % 10, places[1], places[2], 16, Decoder())
 
     monkeypatch.setattr(content, "open_images", some_images)

@@ -7,28 +7,42 @@ from typing import Any
 import pytest
 
 from mixview.cli import main
+from mixview.methods import SimCLRConfig
 from mixview.report.reproducing import command
-from mixview.train.optimisers import Optimizer
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import plain
-from mixview.train.settings import Head, Mixing
-from mixview.train.watching import Watch
+from mixview.runs.run_directory import plain
+from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"data": "scenes", "data_options": {"count": 64, "size": 16}},
-        {"data": "my photos/it's", "method": "mocov2", "objective": "bsim", "mixing": Mixing("mixup", 0.25, False)},
-        {"data": "x", "epochs": 7, "head": Head(0.2, symmetric=False), "optimizer": Optimizer("lars", lr=0.3)},
-        {"data": "x", "seed": 3, "channels_last": False, "watch": Watch(look_every=0, tensorboard=False), "batch": 96},
+        {
+            "data": "my photos/it's",
+            "method": "mocov2",
+            "objective": "bsim",
+            "mixing": MixingConfig("mixup", 0.25, "batch"),
+        },
+        {
+            "data": "x",
+            "epochs": 7,
+            "method": SimCLRConfig(temperature=0.2, symmetric=False),
+            "optimizer": OptimizerConfig("lars", lr=0.3),
+        },
+        {
+            "data": "x",
+            "seed": 3,
+            "channels_last": False,
+            "monitor": MonitorConfig(eval_every=0, tensorboard=False),
+            "batch_size": 96,
+        },
     ],
 )
 def test_the_command_means_the_same_settings(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = Pretraining(**options, out="runs/again")
-    given: list[Pretraining] = []
-    monkeypatch.setattr(Pretraining, "run", lambda self: given.append(self) or Path())
-    words = shlex.split(command(plain(wanted.config(), "config")))
+    wanted = PretrainConfig(**options, out="runs/again")
+    given: list[PretrainConfig] = []
+    monkeypatch.setattr("mixview.train.pretraining.pretrain", lambda config: given.append(config) or Path())
+    words = shlex.split(command(plain(to_plain(wanted), "config")))
     assert words[:2] == ["mixview", "pretrain"]
     main(words[1:])
-    assert plain(given[0].config(), "config") == plain(wanted.config(), "config")
+    assert plain(to_plain(given[0]), "config") == plain(to_plain(wanted), "config")

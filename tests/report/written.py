@@ -7,28 +7,27 @@ import numpy as np
 import torch
 from torchvision.utils import make_grid, save_image
 
-from mixview import backbones
-from mixview.data.opening import open_source
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders import backbones
+from mixview.encoders.encoder_file import save_encoder
 from mixview.evaluate import results
 from mixview.evaluate.results import Result
-from mixview.export import save_encoder
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import RunFolder
-from mixview.train.settings import Mixing
+from mixview.runs.run_directory import RunDirectory
+from mixview.train.config import MixingConfig, PretrainConfig, to_plain
 
 SIZE = 16
 SCRIPT = "<script>alert(1)</script>"
 
 
 def write_images(path: Path, count: int = 60, classes: tuple[str, ...] = ("red", SCRIPT, "blue")) -> Path:
-    """An .npz of coloured noise with train and test parts, its classes named as one likes."""
+    """An .npz of colored noise with train and test parts, its classes named as one likes."""
     generator = np.random.default_rng(0)
     arrays: dict[str, Any] = {"classes": np.array(classes)}
     for split in ("train", "test"):
         labels = np.arange(count) % len(classes)
-        colours = 60 + 120 * np.eye(3)[labels % 3]
+        colors = 60 + 120 * np.eye(3)[labels % 3]
         noise = generator.normal(0, 30, (count, SIZE, SIZE, 3))
-        arrays[f"{split}_images"] = np.clip(colours[:, None, None] + noise, 0, 255).astype(np.uint8)
+        arrays[f"{split}_images"] = np.clip(colors[:, None, None] + noise, 0, 255).astype(np.uint8)
         arrays[f"{split}_labels"] = labels
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
@@ -56,18 +55,18 @@ def write_run(
         "backbone": "small",
         "size": SIZE,
         "augment": "simclr-small",
-        "batch": 16,
+        "batch_size": 16,
         "epochs": 4,
         "seed": seed,
-        "mixing": Mixing(alpha=alpha),
+        "mixing": MixingConfig(alpha=alpha),
     }
-    config = Pretraining(**(settings | options)).config()  # type: ignore[arg-type]
+    config = to_plain(PretrainConfig(**(settings | options)))  # type: ignore[arg-type]
     try:
-        source = open_source(str(data), **(config["data_options"] or {}))
+        source = open_dataset(str(data), **(config["data_options"] or {}))
         described = {"kind": source.kind, "count": len(source), "fingerprint": source.fingerprint()}
     except ValueError:
         described = {"kind": "folder", "count": 60, "fingerprint": "60 images, 1 bytes, 0"}
-    run = RunFolder.create(path, config, described)
+    run = RunDirectory.create(path, config, described)
     about = {"method": "simclr", "objective": objective, "epoch": "4", "seed": str(seed)}
     with run:
         for step in range(1, 17):
@@ -92,7 +91,7 @@ def judged(encoder: str, metrics: dict[str, float], about: dict[str, str] | None
     return Result(
         protocol="linear",
         metrics=metrics,
-        words="a linear classifier.",
+        description="a linear classifier.",
         encoder=encoder,
         data="some, train 60, test 60",
         seed=seed,

@@ -1,6 +1,7 @@
 """Tiny runs that the tests of training share: in this process, or in real ones that can be signalled and killed."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -15,17 +16,16 @@ import torch
 from torch import Tensor, nn
 
 import mixview
-from mixview.backbones import Backbone
-from mixview.methods import Method, moco_v2
-from mixview.train.checkpoints import Checkpoints
-from mixview.train.pretraining import Pretraining
-from mixview.train.settings import Head
-from mixview.train.stopping import Stopping
-from mixview.train.watching import Watch
+from mixview import extensions
+from mixview.encoders.backbones import Backbone
+from mixview.methods import Method, MethodConfig, moco_v2
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.graceful_stop import GracefulStop
+from mixview.train.config import MonitorConfig, method_config
 from tests.networks import METHODS, WIDTH, encoder
 
-QUIET: dict[str, Any] = {"estimate": False, "look_every": 0, "tensorboard": False, "log_every": 1}
-HEAD = Head(hidden=16, dim=8, queue_size=64)
+QUIET: dict[str, Any] = {"estimate": False, "eval_every": 0, "tensorboard": False, "log_every": 1}
+SMALL = {"hidden": 16, "dim": 8, "queue_size": 64}
 METHOD_NAMES = ("simclr", "mocov2", "byol", "simsiam")
 
 
@@ -64,55 +64,66 @@ def tiny(out: Path | str, watch: dict[str, Any] | None = None, **options: Any) -
         "data": "scenes",
         "data_options": {"count": 64, "size": 16},
         "backbone": "tests.train.running:backbone",
-        "head": HEAD,
         "size": 16,
-        "batch": 16,
+        "batch_size": 16,
         "epochs": 2,
         "workers": 0,
         "out": str(out),
-        "watch": Watch(**(QUIET | (watch or {}))),
+        "monitor": MonitorConfig(**(QUIET | (watch or {}))),
     }
-    return settings | options
+    return settings | options | {"method": small_method(options.get("method", "simclr"))}
+
+
+def small_method(method: Any, small: dict[str, Any] = SMALL) -> MethodConfig:
+    """A method as small as its options allow, unless they are given."""
+    config = method_config(method)
+    if not isinstance(method, str):
+        return config
+    names = {field.name for field in dataclasses.fields(config)}
+    return dataclasses.replace(config, **{name: value for name, value in small.items() if name in names})
 
 
 def resume(out: Path | str, **changes: Any) -> Path:
     """Go on with a run of these, whose file names a backbone that is code of the tests."""
-    return mixview.resume(out, trust=True, **changes)
+    return mixview.resume(out, trust_remote_code=True, **changes)
 
 
 def command(out: Path | str, *more: str) -> list[str]:
     """The same as arguments of `mixview`."""
+    method = more[more.index("--method") + 1] if "--method" in more else "simclr"
+    options = dataclasses.asdict(small_method(method)) if method in extensions.METHODS.names() else {}
+    small = {name: value for name, value in options.items() if name in SMALL}
     return [
         "pretrain",
-        *("--data", "scenes", "--data-options", '{"count": 64, "size": 16}', "--size", "16", "--batch", "16"),
-        *("--backbone", "tests.train.running:backbone", "--head.hidden", "16", "--head.dim", "8"),
-        *("--head.queue_size", "64", "--epochs", "2", "--workers", "0", "--out", str(out)),
-        *("--watch.estimate", "false", "--watch.look_every", "0", "--watch.tensorboard", "false"),
-        *("--watch.log_every", "1", *more),
+        *("--data", "scenes", "--data-options", '{"count": 64, "size": 16}', "--size", "16", "--batch_size", "16"),
+        *("--backbone", "tests.train.running:backbone", "--epochs", "2", "--workers", "0", "--out", str(out)),
+        *(each for name, value in small.items() for each in (f"--method.{name}", str(value))),
+        *("--no_monitor.estimate", "--monitor.eval_every", "0", "--no_monitor.tensorboard"),
+        *("--monitor.log_every", "1", *more),
     ]
 
 
-class StopAt(Stopping):
+class StopAt(GracefulStop):
     """Stops after a given step, as a signal would."""
 
     step = 0
 
-    def now(self, step: int) -> str | None:
-        return "the test" if step == type(self).step else super().now(step)
+    def stop_reason(self, step: int) -> str | None:
+        return "the test" if step == type(self).step else super().stop_reason(step)
 
 
 @contextlib.contextmanager
 def stopped_at(step: int) -> Iterator[None]:
     """Runs within this stop after so many steps."""
-    from mixview.train import pretraining
+    from mixview.train import loop
 
     StopAt.step = step
-    original = pretraining.Stopping
-    pretraining.Stopping = StopAt  # type: ignore[misc]
+    original = loop.GracefulStop
+    loop.GracefulStop = StopAt  # type: ignore[misc]
     try:
         yield
     finally:
-        pretraining.Stopping = original  # type: ignore[misc]
+        loop.GracefulStop = original  # type: ignore[misc]
 
 
 def assert_same(one: Any, other: Any, name: str = "state") -> None:
@@ -225,31 +236,32 @@ def lines(path: Path) -> int:
 # --- two processes against one ----------------------------------------------------------------------------------------
 
 
-def build_plain_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
+def build_plain_method(config: MethodConfig, *_: Any) -> Method:
     """In place of `build_method`: without batch norm, which would make ranks differ from groups."""
     torch.manual_seed(0)
-    if name == "mocov2":
+    if config.name == "mocov2":
         return moco_v2(encoder(False), WIDTH, dim=5, queue_size=256, momentum=0.9)
-    return METHODS[name](False)
+    return METHODS[config.name](False)
 
 
-def build_tiny_method(name: str, backbone: Backbone, head: Head, **_: Any) -> Method:
+def build_tiny_method(config: MethodConfig, backbone: Backbone, *_: Any) -> Method:
     """In place of `build_method`: with batch norm in all networks where the backbone has it, else in none."""
     if not any(isinstance(layer, nn.BatchNorm2d) for layer in backbone.encoder.modules()):
-        return build_plain_method(name, backbone, head)
+        return build_plain_method(config)
     torch.manual_seed(0)
-    return METHODS[name](True)
+    return METHODS[config.name](True)
 
 
 def run_plain(many: list[dict[str, Any]], variables: dict[str, str], log: str) -> None:
     """What a started process does: these runs one after the other, of methods that `build_tiny_method` builds."""
-    from mixview.train import pretraining
+    from mixview.train import build
+    from mixview.train.pretraining import pretrain
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(variables)
     torch.set_num_threads(1)
-    pretraining.build_method = build_tiny_method  # type: ignore[assignment]
+    build.build_method = build_tiny_method  # type: ignore[assignment]
     for options in many:
-        Pretraining(**options).run()
+        pretrain(**options)

@@ -117,7 +117,7 @@ def test_values_that_are_known() -> None:
 
 def test_features_of_mixtures() -> None:
     plain, images = normal(63, 64), torch.rand(63, 3, 8, 8)
-    mixture = CutMix(per_sample=True).draw(images, torch.Generator().manual_seed(0))
+    mixture = CutMix(lam_per="image").draw(images, torch.Generator().manual_seed(0))
     lam = mixture.lam.double().unsqueeze(1)
     linear = mixture_fit(lam * plain + (1 - lam) * plain[mixture.partner], plain, mixture)
     assert linear.larger > 0.8 > 0.5 > linear.smaller

@@ -64,9 +64,9 @@ def test_peak_memory_sees_what_is_freed_again() -> None:
 def fake_accelerator(monkeypatch: pytest.MonkeyPatch, holds: int) -> tuple[list[int], Callable[[int], None]]:
     tried: list[int] = []
 
-    def try_batch(batch: int) -> None:
-        tried.append(batch)
-        if batch > holds:
+    def try_batch(batch_size: int) -> None:
+        tried.append(batch_size)
+        if batch_size > holds:
             raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(module, "wait", lambda device: None)
@@ -94,7 +94,7 @@ def test_accelerator_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_errors_are_not_taken_for_a_full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_accelerator(monkeypatch, holds=100)
 
-    def broken(batch: int) -> None:
+    def broken(batch_size: int) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -153,9 +153,9 @@ def test_cpu_where_a_batch_costs_nothing_that_can_be_seen(monkeypatch: pytest.Mo
 def test_cpu_for_real() -> None:
     tried: list[int] = []
 
-    def try_batch(batch: int) -> None:
-        tried.append(batch)
-        torch.ones(batch, 250_000).add_(1)  # 1 MB an image
+    def try_batch(batch_size: int) -> None:
+        tried.append(batch_size)
+        torch.ones(batch_size, 250_000).add_(1)  # 1 MB an image
 
     assert largest_batch(try_batch, 16, limit=64) == 64
     assert tried == [16, 32, 64]

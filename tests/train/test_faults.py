@@ -12,11 +12,13 @@ import torch
 
 import mixview
 from mixview.cli import main
-from mixview.train.checkpoints import CheckpointError, Checkpoints
-from mixview.train.engine import Engine, NonFiniteLoss
-from mixview.train.launching import alone
-from mixview.train.run_folder import RunFolder, RunFolderError
-from mixview.train.watching import Watch, Watcher
+from mixview.runs.checkpoints import CheckpointError, Checkpoints
+from mixview.runs.finite import NonFiniteLoss
+from mixview.runs.launching import alone
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError
+from mixview.train.config import MonitorConfig
+from mixview.train.loop import Engine
+from mixview.train.monitor import Monitor
 from tests.data.writing import write_classes
 from tests.train.running import assert_same_runs, command, last_state, lines, resume, start, stopped_at, tiny, wait_for
 
@@ -59,7 +61,7 @@ def test_a_signal_saves_and_ends_the_run_and_resume_goes_on(
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     assert f"Stopped by {name} at step" in said
     assert "Traceback" not in said
-    status = RunFolder.open(out).status
+    status = RunDirectory.open(out).status
     assert status["state"] == "interrupted"
     assert 3 <= status["step"] == last_state(out)[1] < 40
     resume(out)
@@ -73,8 +75,8 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
     """Nor is a step saved whose gradient overflowed while its loss did not."""
     original = Engine.accumulate_gradient
 
-    def broken(engine: Engine, first: torch.Tensor, second: torch.Tensor) -> Any:
-        loss, targets = original(engine, first, second)
+    def broken(engine: Engine, views: Any) -> Any:
+        loss, targets = original(engine, views)
         if engine.step == 5 and where == "loss":
             loss = loss * torch.nan
         elif engine.step == 5:
@@ -87,7 +89,7 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
         with pytest.raises(NonFiniteLoss, match=r"not finite at or before step 6 .*nothing was saved.*optimizer\.lr"):
             mixview.pretrain(**tiny(out, {"checkpoint_every": 1}))
     assert last_state(out)[1] == 5
-    status = RunFolder.open(out).status
+    status = RunDirectory.open(out).status
     assert status["state"] == "failed"
     assert "not finite" in status["message"]
     resume(out)
@@ -114,7 +116,7 @@ def test_a_full_disk_costs_nothing_but_the_checkpoint(whole: Path, tmp_path: Pat
     assert "the last good checkpoint, of step 4, is intact" in said
     assert "Traceback" not in said
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-000000004.pt"]
-    assert RunFolder.open(out).status["state"] == "failed"
+    assert RunDirectory.open(out).status["state"] == "failed"
     resume(out)
     assert_same_runs(whole, out)
 
@@ -131,7 +133,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_the_metrics(tmp_path: Path) -> None:
     """TensorBoard is a copy for looking at: it may not hide what happened."""
-    words = ("--epochs", "300", "--watch.checkpoint_every", "10000", "--watch.tensorboard", "true")
+    words = ("--epochs", "300", "--monitor.checkpoint_every", "10000", "--monitor.tensorboard")
     process = start(command(tmp_path / "run", *words), tmp_path / "log", limit=21000)
     process.join(200)
     said = (tmp_path / "log").read_text()
@@ -164,7 +166,9 @@ def test_data_that_changed_is_not_trained_on(tmp_path: Path) -> None:
     out = mixview.pretrain(**options)
     write_classes(tmp_path / "more", {"cat": 21})
     shutil.copy(next((tmp_path / "more").rglob("*.*g")), tmp_path / "photos" / "cat" / "new.png")
-    with pytest.raises(RunFolderError, match=r"the data has changed since .* \(40 images then, 41 now\): restore it"):
+    with pytest.raises(
+        RunDirectoryError, match=r"the data has changed since .* \(40 images then, 41 now\): restore it"
+    ):
         resume(out, epochs=2)
     (tmp_path / "photos" / "cat" / "new.png").unlink()
     (tmp_path / "photos").rename(tmp_path / "moved")
@@ -179,14 +183,14 @@ def copy_of(run: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": "byol"}, "method was simclr when the run in .* began and is byol now"),
-        ({"batch": 32}, "batch was 16 when"),
+        ({"method": "byol"}, "method.name was simclr when the run in .* began and is byol now"),
+        ({"batch_size": 32}, "batch_size was 16 when"),
         ({"seed": 1}, "seed was 0 when"),
     ],
 )
 def test_another_experiment_is_not_a_resume(change: dict[str, Any], words: str, whole: Path, tmp_path: Path) -> None:
     out = copy_of(whole, tmp_path)
-    with pytest.raises(RunFolderError, match=words):
+    with pytest.raises(RunDirectoryError, match=words):
         resume(out, epochs=3, **change)
     assert_same_runs(whole, out)
 
@@ -213,8 +217,8 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, whole: Path, tmp_path:
     else:
         content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"step-000000007.pt is (cut|damaged).*going on from the .*step 6 instead"):
-        resume(out, watch=tiny(out)["watch"])
+    with pytest.warns(UserWarning, match=r"step-000000007.pt is (cut|damaged).*resuming from the .*step 6 instead"):
+        resume(out, monitor=tiny(out)["monitor"])
     assert_same_runs(whole, out)
 
 
@@ -241,10 +245,10 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(whole: Path, tmp_pat
     shutil.copytree(whole, out)
     shutil.rmtree(out / "checkpoints")
     before = files(out)
-    with pytest.raises(RunFolderError, match=r"had reached step 8, and its checkpoints are gone: put .*s back"):
+    with pytest.raises(RunDirectoryError, match=r"had reached step 8, and its checkpoints are gone: put .*s back"):
         resume(out, epochs=3)
     (out / "status.json").unlink()  # the encoder tells of it too
-    with pytest.raises(RunFolderError, match="had reached step 8"):
+    with pytest.raises(RunDirectoryError, match="had reached step 8"):
         resume(out, epochs=3)
     assert files(out) == {name: content for name, content in before.items() if name != "status.json"}
 
@@ -269,40 +273,42 @@ def test_a_wrong_resume_changes_nothing(change: dict[str, Any], sentence: str, w
     assert files(out) == before
 
 
-def test_a_look_that_fails_is_reported_and_costs_nothing(
+def test_an_evaluation_that_fails_is_reported_and_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: Watcher, *_: object) -> None:
+    def fail(self: Monitor, *_: object) -> None:
         raise IndexError("Target -1 is out of bounds.")
 
     whole = mixview.pretrain(**tiny(tmp_path / "whole"))
-    monkeypatch.setattr(Watcher, "ask", fail)  # in the middle of a look, which must leave no trace in the network
-    out = mixview.pretrain(**tiny(tmp_path / "run", {"look_every": 1}))
+    monkeypatch.setattr(
+        Monitor, "knn_accuracy", fail
+    )  # in the middle of an evaluation, which must leave no trace in the network
+    out = mixview.pretrain(**tiny(tmp_path / "run", {"eval_every": 1}))
     assert_same_runs(whole, out)
     said = " ".join(capsys.readouterr().err.split())
-    assert "The look after step 4 failed, and training goes on: IndexError: Target -1 is out of bounds." in said
+    assert "The evaluation after step 4 failed; training continues: IndexError: Target -1 is out of bounds." in said
 
 
-def test_killed_between_a_checkpoint_and_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint is written first, and a resumed run looks again: its metrics are those of a whole one."""
-    whole = mixview.pretrain(**tiny(tmp_path / "whole", {"look_every": 1}))
+def test_killed_between_a_checkpoint_and_its_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is written first, and a resumed run evaluates again: its metrics are those of a whole one."""
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", {"eval_every": 1}))
 
-    def die(self: Watcher) -> None:
+    def die(self: Monitor) -> None:
         raise KeyboardInterrupt
 
-    out, look = tmp_path / "run", Watcher.look
-    monkeypatch.setattr(Watcher, "look", die)
+    out, evaluate = tmp_path / "run", Monitor.evaluate
+    monkeypatch.setattr(Monitor, "evaluate", die)
     with pytest.raises(KeyboardInterrupt):
-        mixview.pretrain(**tiny(out, {"look_every": 1}))
+        mixview.pretrain(**tiny(out, {"eval_every": 1}))
     assert last_state(out)[1] == 4
-    monkeypatch.setattr(Watcher, "look", look)
+    monkeypatch.setattr(Monitor, "evaluate", evaluate)
     with stopped_at(6):
         resume(out)
-    monkeypatch.setattr(Watcher, "look", die)
+    monkeypatch.setattr(Monitor, "evaluate", die)
     with pytest.raises(KeyboardInterrupt):
         resume(out)
     assert last_state(out)[1] == 8
-    monkeypatch.setattr(Watcher, "look", look)
+    monkeypatch.setattr(Monitor, "evaluate", evaluate)
     resume(out)
     assert_same_runs(whole, out)
 
@@ -326,8 +332,8 @@ def test_nothing_is_written_through_a_link(name: str, whole: Path, tmp_path: Pat
     if name in ("metrics.jsonl", "views.png"):
         resume(out, epochs=3)  # the file is replaced, and with it the link
     else:
-        with pytest.raises((RunFolderError, CheckpointError), match="is a link, which is not followed"):
-            resume(out, epochs=3, watch=Watch(**tiny(out)["watch"].__dict__ | {"tensorboard": True}))
+        with pytest.raises((RunDirectoryError, CheckpointError), match="is a link, which is not followed"):
+            resume(out, epochs=3, monitor=MonitorConfig(**tiny(out)["monitor"].__dict__ | {"tensorboard": True}))
     assert files(elsewhere) == before
 
 
@@ -341,7 +347,9 @@ def test_a_folder_that_is_deleted_meanwhile_is_missed(tmp_path: Path, monkeypatc
         return take_step(self, *views)
 
     monkeypatch.setattr(Engine, "take_step", delete)
-    with pytest.raises((RunFolderError, CheckpointError), match="No such file or directory; put the run's folder back"):
+    with pytest.raises(
+        (RunDirectoryError, CheckpointError), match="No such file or directory; put the run's folder back"
+    ):
         mixview.pretrain(**tiny(out))
     assert not out.exists()
 
@@ -363,18 +371,17 @@ def test_two_trainings_in_one_process_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
 
 
-def test_a_backbone_that_a_file_names_needs_consent(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_backbone_that_a_file_names_needs_consent(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(whole, out)
-    with pytest.raises(ValueError, match=r"config.yaml names the backbone .* would run its code: add --trust"):
+    with pytest.raises(
+        ValueError, match=r"config.yaml names the backbone .* would run its code: add --trust_remote_code"
+    ):
         mixview.resume(out, epochs=3)
-    with pytest.raises(SystemExit, match="2"):
+    with pytest.raises(SystemExit, match=r"names the backbone 'tests\.train.running:backbone'"):
         main(["pretrain", "--resume", "--out", str(out), "--epochs", "3"])
-    assert "names the backbone 'tests.train.running:backbone'" in capsys.readouterr().err
-    main(["pretrain", "--resume", "--out", str(out), "--epochs", "3", "--trust"])
-    assert RunFolder.open(out).status["step"] == 12
+    main(["pretrain", "--resume", "--out", str(out), "--epochs", "3", "--trust_remote_code"])
+    assert RunDirectory.open(out).status["step"] == 12
 
 
 def test_the_folder_of_the_images_is_not_that_of_the_run(tmp_path: Path) -> None:

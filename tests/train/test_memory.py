@@ -11,14 +11,20 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mixview import backbones
-from mixview.methods import backward
+from mixview import recipes
+from mixview.encoders import backbones
+from mixview.methods import RunLength, backward
 from mixview.mixing import mixture_generators
-from mixview.train import recipes
+from mixview.train.build import build_method, build_objective
+from mixview.train.config import (
+    MixingConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    from_plain,
+)
 from mixview.train.memory import RESERVE, encoder_cost, step_memory
-from mixview.train.optimisers import Optimizer, build_optimizer
-from mixview.train.pretraining import Pretraining, from_plain
-from mixview.train.settings import Head, Mixing, build_method, build_objective
+from mixview.train.optim import build_optimizer
+from tests.train.running import small_method
 
 IMAGENET = 1_281_167
 GIB = 2**30
@@ -26,12 +32,12 @@ BATCH = 16
 PUBLISHED = [name for name in recipes.names() if name.startswith(("paper/", "relatives/"))]
 
 
-def settings(name: str, **changes: Any) -> Pretraining:
+def settings(name: str, **changes: Any) -> PretrainConfig:
     return replace(from_plain(recipes.read(name).settings), **changes)
 
 
 @lru_cache
-def needed_memory(run: Pretraining, devices: int) -> int:
+def needed_memory(run: PretrainConfig, devices: int) -> int:
     return step_memory(run, devices=devices, images=IMAGENET).total
 
 
@@ -48,7 +54,7 @@ def test_a_published_recipe_fits_the_hardware_that_it_names(name: str) -> None:
 
 def test_what_did_not_fit() -> None:
     """BYOL in batches of 4096 on 8 GPUs without accumulation: 512 images twice, of 86 MB each."""
-    memory = step_memory(settings("paper/byol", accumulate=1), devices=8, images=IMAGENET)
+    memory = step_memory(settings("paper/byol", accumulate_grad_batches=1), devices=8, images=IMAGENET)
     assert memory.activations == pytest.approx(88e9, rel=0.01)
 
 
@@ -59,7 +65,7 @@ def test_what_did_not_fit() -> None:
         ("paper/mocov2-bsim", {}, False, 5.5),
         ("paper/mocov2-wbsim", {}, True, 8.2),
         # Twice 2048 images. In float32 they would take 48 GB, more than a V100 has: the paper's are in half precision.
-        ("paper/byol", {"batch": 2048, "accumulate": 1, "precision": "16-mixed"}, False, 216 / 8),
+        ("paper/byol", {"batch_size": 2048, "accumulate_grad_batches": 1, "precision": "16-mixed"}, False, 216 / 8),
         ("paper/byol-wbsim", {"precision": "16-mixed"}, True, 200 / 8),
     ],
 )
@@ -97,31 +103,32 @@ class AliveBytes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("method", "objective", "optimizer", "accumulate"),
+    ("method", "objective", "optimizer", "accumulate_grad_batches"),
     [("mocov2", "wbsim", "sgd", 1), ("byol", "bsim", "adamw", 2), ("simclr", "wbsim", "lars", 1)],
 )
-def test_a_measured_step_of_a_small_network(method: Any, objective: Any, optimizer: Any, accumulate: int) -> None:
-    run = Pretraining(
-        method=method,
+def test_a_measured_step_of_a_small_network(
+    method: Any, objective: Any, optimizer: Any, accumulate_grad_batches: int
+) -> None:
+    run = PretrainConfig(
+        method=small_method(method, {"hidden": 64, "dim": 32, "queue_size": 256}),
         objective=objective,
         backbone="small",
         size=32,
-        batch=BATCH,
-        accumulate=accumulate,
-        head=Head(hidden=64, dim=32, queue_size=256),
-        optimizer=Optimizer(optimizer, lr=0.01),
-        mixing=Mixing(per_sample=False),
+        batch_size=BATCH,
+        accumulate_grad_batches=accumulate_grad_batches,
+        optimizer=OptimizerConfig(optimizer, lr=0.01),
+        mixing=MixingConfig(lam_per="batch"),
     )
     alive = AliveBytes()
     with alive:
         backbone = backbones.build("small", size=32)
-        built = build_method(method, backbone, run.head, images=1000, steps=100, batch=BATCH, objective=objective)
+        built = build_method(run.method, backbone, RunLength(1000, 100, BATCH), objective)
         for tensor in (*built.parameters(), *built.buffers()):
             alive.count(tensor)
         steps = build_optimizer(built, run.optimizer, BATCH)
         for _ in range(2):
             first, second = torch.rand(2, BATCH, 3, 32, 32).unbind()
-            for views in zip(first.chunk(accumulate), second.chunk(accumulate), strict=True):
+            for views in zip(first.chunk(accumulate_grad_batches), second.chunk(accumulate_grad_batches), strict=True):
                 terms = build_objective(objective, run.mixing).draw(views[0], mixture_generators(0, 0))
                 backward(built, views, terms)
             steps.step()
@@ -138,11 +145,11 @@ def test_the_encoder_is_counted_as_it_is() -> None:
 
 
 def test_more_devices_and_micro_batches_need_less() -> None:
-    run = settings("paper/mocov2", batch=64)
+    run = settings("paper/mocov2", batch_size=64)
     one, two = (step_memory(run, devices=devices, images=IMAGENET) for devices in (1, 2))
     assert two.activations == pytest.approx(one.activations / 2, rel=0.01)
     assert two.gradients == 2 * one.gradients  # and their buckets
-    cut = step_memory(replace(run, accumulate=2), devices=1, images=IMAGENET)
+    cut = step_memory(replace(run, accumulate_grad_batches=2), devices=1, images=IMAGENET)
     assert (cut.activations, cut.views) == (two.activations, one.views)
     with pytest.raises(ValueError, match="depends on the batch"):
-        step_memory(replace(run, batch="auto"), devices=1, images=IMAGENET)
+        step_memory(replace(run, batch_size="auto"), devices=1, images=IMAGENET)

@@ -11,23 +11,25 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins import MixedPrecision
 from torch import Tensor
 
+import mixview
 from mixview import CutMix, wbsim
-from mixview.data.loading import Batches
+from mixview.data.loader import EpochSampler
 from mixview.methods import Method
 from mixview.mixing import mixture_generators
-from mixview.train.devices import grad_scaler
-from mixview.train.engine import Engine
-from mixview.train.optimisers import Optimizer, build_optimizer
-from mixview.train.pretraining import Pretraining
+from mixview.runs.devices import grad_scaler
+from mixview.train import pretraining
+from mixview.train.config import OptimizerConfig
+from mixview.train.loop import Engine
+from mixview.train.optim import build_optimizer
 from tests.networks import METHODS
 from tests.train.running import last_state, tiny
 
 OPTIMIZERS = {
-    "sgd": Optimizer("sgd", lr=0.5, clip=0.05),
-    "adamw": Optimizer("adamw", lr=0.01, clip=0.05),
-    "lars": Optimizer("lars", lr=0.5, clip=0.05),
+    "sgd": OptimizerConfig("sgd", lr=0.5, clip=0.05),
+    "adamw": OptimizerConfig("adamw", lr=0.01, clip=0.05),
+    "lars": OptimizerConfig("lars", lr=0.5, clip=0.05),
 }
-OBJECTIVE = wbsim(mixer=CutMix(per_sample=True))
+OBJECTIVE = wbsim(mixer=CutMix(lam_per="image"))
 
 
 class Scaled(MixedPrecision):
@@ -57,17 +59,29 @@ def views() -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def scaled_engine(settings: Optimizer, accumulate: int = 1, scale: float = 2.0**16) -> Engine:
+def scaled_engine(settings: OptimizerConfig, accumulate_grad_batches: int = 1, scale: float = 2.0**16) -> Engine:
     fabric, method = scaled_fabric(scale), byol()
     module, optimizer = fabric.setup(method, build_optimizer(method, settings, 8, scaled=True))
-    return Engine(fabric, module, optimizer, settings, OBJECTIVE, Batches(8, 8), [], 1, accumulate=accumulate)
+    return Engine(
+        fabric,
+        module,
+        optimizer,
+        settings,
+        OBJECTIVE,
+        EpochSampler(8, 8),
+        [],
+        1,
+        accumulate_grad_batches=accumulate_grad_batches,
+    )
 
 
-def clipped_step(method: Method, settings: Optimizer, accumulate: int) -> float:
+def clipped_step(method: Method, settings: OptimizerConfig, accumulate_grad_batches: int) -> float:
     """The same step without a scaler, spelled out; the norm of the gradient before it is clipped."""
-    for group, (first, second) in enumerate(zip(*(view.chunk(accumulate) for view in views()), strict=True)):
+    for group, (first, second) in enumerate(
+        zip(*(view.chunk(accumulate_grad_batches) for view in views()), strict=True)
+    ):
         terms = OBJECTIVE.draw(first, mixture_generators(0, 0, rank=group))
-        (method((first, second), terms)[0] / accumulate).backward()
+        (method((first, second), terms)[0] / accumulate_grad_batches).backward()
     gradients = [weight.grad for weight in method.parameters() if weight.grad is not None]
     norm = float(sum((gradient.double() ** 2).sum() for gradient in gradients) ** 0.5)
     for gradient in gradients:
@@ -76,14 +90,16 @@ def clipped_step(method: Method, settings: Optimizer, accumulate: int) -> float:
     return norm
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate_grad_batches", [1, 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_scaled_step_is_clipped_by_the_norm_of_the_unscaled_gradient(name: str, accumulate: int) -> None:
+def test_a_scaled_step_is_clipped_by_the_norm_of_the_unscaled_gradient(name: str, accumulate_grad_batches: int) -> None:
     settings = OPTIMIZERS[name]
-    engine = scaled_engine(settings, accumulate)
+    engine = scaled_engine(settings, accumulate_grad_batches)
     before, reference = copy.deepcopy(engine.method.online), byol()
-    assert clipped_step(reference, settings, accumulate) > 2 * (settings.clip or 0.0)  # there is something to clip
-    engine.take_step(*views())
+    assert clipped_step(reference, settings, accumulate_grad_batches) > 2 * (
+        settings.clip or 0.0
+    )  # there is something to clip
+    engine.take_step(views())
     torch.testing.assert_close(engine.method.online.state_dict(), reference.online.state_dict(), rtol=1e-4, atol=1e-6)
     assert not torch.equal(next(before.parameters()), next(engine.method.online.parameters()))
 
@@ -93,7 +109,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(name: str) -> None:
     """The first steps of fp16 do so as a rule: the scale starts too high."""
     engine = scaled_engine(OPTIMIZERS[name], scale=3e38)
     before = copy.deepcopy(dict(engine.method.online.named_parameters()))
-    engine.take_step(*views())
+    engine.take_step(views())
     torch.testing.assert_close(dict(engine.method.online.named_parameters()), before, rtol=0, atol=0)
     scaler = grad_scaler(engine.fabric)
     assert scaler is not None
@@ -106,9 +122,11 @@ def test_a_run_in_16_mixed_clips(name: str, tmp_path: Path, monkeypatch: pytest.
     states = []
     for scaled in (False, True):
         if scaled:
-            monkeypatch.setattr(Pretraining, "make_fabric", lambda self: scaled_fabric())
-        options = tiny(tmp_path / str(scaled), method="byol", epochs=1, optimizer=OPTIMIZERS[name], accumulate=2)
-        Pretraining(**options).run()
+            monkeypatch.setattr(pretraining, "make_fabric", lambda **_: scaled_fabric())
+        options = tiny(
+            tmp_path / str(scaled), method="byol", epochs=1, optimizer=OPTIMIZERS[name], accumulate_grad_batches=2
+        )
+        mixview.pretrain(**options)
         states.append(last_state(tmp_path / str(scaled))[0])
     assert (states[0]["scaler"], states[1]["scaler"] is None) == (None, False)
     # Not biases: before a batch norm they have no gradient but noise, which AdamW makes as long as any other.

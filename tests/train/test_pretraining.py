@@ -1,8 +1,8 @@
 """`mixview pretrain`: what a run leaves, and that a resumed one is the uninterrupted one, bit for bit."""
 
-import json
 import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +11,23 @@ import torch
 import yaml
 
 import mixview
+from mixview import recipes
 from mixview.cli import main
-from mixview.export import load_encoder
-from mixview.methods import MoCo
-from mixview.train import recipes
-from mixview.train.checkpoints import Checkpoints
-from mixview.train.engine import Engine
-from mixview.train.optimisers import Optimizer
-from mixview.train.pretraining import Pretraining
-from mixview.train.run_folder import RunFolder, RunFolderError, read_metrics
-from mixview.train.settings import Head, Mixing
-from mixview.train.watching import Watch
+from mixview.encoders.encoder_file import load_encoder
+from mixview.extensions import METHODS
+from mixview.methods import MoCo, MoCoV2Config, SwAVConfig, Views
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError, read_metrics
+from mixview.train.config import MixingConfig, OptimizerConfig, PretrainConfig, to_plain
+from mixview.train.loop import Engine
 from tests.train.running import (
-    HEAD,
     METHOD_NAMES,
     assert_same,
     assert_same_runs,
     command,
     last_state,
     resume,
+    small_method,
     stopped_at,
     tiny,
 )
@@ -39,13 +37,13 @@ def test_a_run_leaves_everything(tmp_path: Path) -> None:
     out = mixview.pretrain(
         **tiny(
             tmp_path / "run",
-            {"look_every": 1, "tensorboard": True, "estimate": True, "log_every": 3},
+            {"eval_every": 1, "tensorboard": True, "estimate": True, "log_every": 3},
             backbone="small",
             objective="wbsim",
         )
     )
-    run = RunFolder.open(out)
-    assert run.config["method"] == "simclr"
+    run = RunDirectory.open(out)
+    assert run.config["method"]["name"] == "simclr"
     assert run.config["augment"] == "simclr-small"
     assert run.data["count"] == 64
     assert run.data["fingerprint"]
@@ -83,24 +81,24 @@ def test_resumed_in_the_middle_of_an_epoch_is_the_uninterrupted_run(
     method: Any, objective: Any, workers: int, tmp_path: Path
 ) -> None:
     """Step 6 of 2 × 4, and once more at 7; the lines of the interrupted steps are no different from any others'."""
-    watch = {"log_every": 2, "look_every": 2}
+    watch = {"log_every": 2, "eval_every": 2}
     options = {"method": method, "objective": objective}
     whole = mixview.pretrain(**tiny(tmp_path / "whole", watch, **options))
     with stopped_at(5):
         broken = mixview.pretrain(**tiny(tmp_path / "broken", watch, **options, workers=workers))
-    assert RunFolder.open(broken).status["state"] == "interrupted"
+    assert RunDirectory.open(broken).status["state"] == "interrupted"
     assert last_state(broken)[1] == 5
     with stopped_at(7):
         resume(broken)
     resume(broken)
-    assert RunFolder.open(broken).status["state"] == "finished"
-    assert len(RunFolder.open(broken).environment["resumed"]) == 2
+    assert RunDirectory.open(broken).status["state"] == "finished"
+    assert len(RunDirectory.open(broken).environment["resumed"]) == 2
     assert_same_runs(whole, broken)
 
 
 @pytest.mark.parametrize("stop", [4])
 def test_a_stop_at_the_end_of_an_epoch_adds_no_look(stop: int, tmp_path: Path) -> None:
-    watch = {"look_every": 2}
+    watch = {"eval_every": 2}
     whole = mixview.pretrain(**tiny(tmp_path / "whole", watch))
     with stopped_at(stop):
         broken = mixview.pretrain(**tiny(tmp_path / "broken", watch))
@@ -111,17 +109,17 @@ def test_a_stop_at_the_end_of_an_epoch_adds_no_look(stop: int, tmp_path: Path) -
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     out = mixview.pretrain(**tiny(tmp_path / "run", epochs=1))
     resume(out)  # nothing to do, and nothing lost
-    assert RunFolder.open(out).status["state"] == "finished"
+    assert RunDirectory.open(out).status["state"] == "finished"
     main(command(out, "--resume", "--epochs", "3"))
-    assert {"state": "finished", "step": 12}.items() <= RunFolder.open(out).status.items()
+    assert {"state": "finished", "step": 12}.items() <= RunDirectory.open(out).status.items()
     assert [each["step"] for each in read_metrics(out)] == list(range(1, 13))
-    assert RunFolder.open(out).config["epochs"] == 3
-    with pytest.raises(RunFolderError, match=r"has done 3 epochs already.*epochs 1"):
+    assert RunDirectory.open(out).config["epochs"] == 3
+    with pytest.raises(RunDirectoryError, match=r"has done 3 epochs already.*epochs 1"):
         resume(out, epochs=1)
 
 
 def test_a_schedule_without_an_end_makes_an_extended_run_equal_a_long_one(tmp_path: Path) -> None:
-    settings = mixview.train.pretraining.Optimizer(schedule="constant")
+    settings = OptimizerConfig(schedule="constant")
     long = mixview.pretrain(**tiny(tmp_path / "long", optimizer=settings))
     short = mixview.pretrain(**tiny(tmp_path / "short", optimizer=settings, epochs=1))
     resume(short, epochs=2)
@@ -131,25 +129,25 @@ def test_a_schedule_without_an_end_makes_an_extended_run_equal_a_long_one(tmp_pa
 
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_accumulation(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """EMA and queue move once an optimiser step, with the keys of all micro-batches."""
+    """EMA and queue move once an optimizer step, with the keys of all micro-batches."""
     engines: list[Engine] = []
-    advanced: list[int] = []
+    updated: list[int] = []
     take_step = Engine.take_step
 
-    def watched(engine: Engine, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def watched(engine: Engine, views: Views) -> tuple[torch.Tensor, float]:
         if engine not in engines:
             engines.append(engine)
-            advance = engine.method.advance
-            engine.method.advance = lambda *targets, progress: (  # type: ignore[method-assign]
-                advanced.append(len(targets)),
-                advance(*targets, progress=progress),
+            update = engine.method.update
+            engine.method.update = lambda *targets, progress: (  # type: ignore[method-assign]
+                updated.append(len(targets)),
+                update(*targets, progress=progress),
             )[1]
-        return take_step(engine, first, second)
+        return take_step(engine, views)
 
     monkeypatch.setattr(Engine, "take_step", watched)
     monkeypatch.setattr(Engine, "__hash__", object.__hash__, raising=False)
-    out = mixview.pretrain(**tiny(tmp_path / "run", method=method, epochs=1, accumulate=2))
-    assert advanced == [2] * 4
+    out = mixview.pretrain(**tiny(tmp_path / "run", method=method, epochs=1, accumulate_grad_batches=2))
+    assert updated == [2] * 4
     state, step = last_state(out)
     assert step == 4
     if isinstance(engines[0].method, MoCo):
@@ -159,9 +157,14 @@ def test_accumulation(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_swav_freezes_and_queues_across_micro_batches_and_resumes(tmp_path: Path) -> None:
     """Frozen for the first of three epochs of 4 steps; the queue of 32 fills from the second on, 16 per step."""
-    head = Head(hidden=16, dim=8, prototypes=12, queue_size=32, epoch_queue_starts=1)
+    method = SwAVConfig(hidden=16, dim=8, prototypes=12, queue_size=32, epoch_queue_starts=1)
     watch = {"checkpoint_every": 1, "keep": 12}
-    options: dict[str, Any] = {"method": "swav", "objective": "wbsim", "head": head, "accumulate": 2, "epochs": 3}
+    options: dict[str, Any] = {
+        "method": method,
+        "objective": "wbsim",
+        "accumulate_grad_batches": 2,
+        "epochs": 3,
+    }
     whole = mixview.pretrain(**tiny(tmp_path / "whole", watch, **options))
     states = [Checkpoints.load(path)[0]["method"] for path in sorted((whole / "checkpoints").iterdir())]
     assert [each["_extra_state"].tolist() for each in states] == [
@@ -189,30 +192,33 @@ def test_exact_batch_is_the_full_batch(tmp_path: Path) -> None:
     from tests.train import running
 
     patch = pytest.MonkeyPatch()
-    patch.setattr("mixview.train.pretraining.build_method", running.build_plain_method)
+    patch.setattr("mixview.train.build.build_method", running.build_plain_method)
     try:
         full = mixview.pretrain(**tiny(tmp_path / "full"))
-        exact = mixview.pretrain(**tiny(tmp_path / "exact", accumulate=4, exact_batch=True))
-        other = mixview.pretrain(**tiny(tmp_path / "other", accumulate=4))
+        exact = mixview.pretrain(**tiny(tmp_path / "exact", accumulate_grad_batches=4, grad_cache=True))
+        other = mixview.pretrain(**tiny(tmp_path / "other", accumulate_grad_batches=4))
     finally:
         patch.undo()
     losses = [[each["loss"] for each in read_metrics(out)] for out in (full, exact, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
-    with pytest.raises(ValueError, match="exact_batch is for simclr"):
-        mixview.pretrain(**tiny(tmp_path / "byol", method="byol", exact_batch=True))
+    with pytest.raises(
+        ValueError,
+        match="grad_cache is for methods whose negatives are the batch, such as simclr and imix, not for byol",
+    ):
+        mixview.pretrain(**tiny(tmp_path / "byol", method="byol", grad_cache=True))
 
 
 def test_what_fits_the_length_of_a_run_stays_when_it_is_extended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More steps would have another momentum by default, and the checkpoint's network none of it."""
-    monkeypatch.setattr("mixview.train.settings.SHORT", 10)
-    out = mixview.pretrain(**tiny(tmp_path / "run", method="mocov2", head=Head(hidden=16, dim=8)))
-    head = RunFolder.open(out).config["head"]
-    assert (head["momentum"], head["queue_size"]) == (0.99, 32)
+    monkeypatch.setattr("mixview.nn.SHORT_RUN", 10)
+    out = mixview.pretrain(**tiny(tmp_path / "run", method=MoCoV2Config(hidden=16, dim=8)))
+    method = RunDirectory.open(out).config["method"]
+    assert (method["name"], method["momentum"], method["queue_size"]) == ("mocov2", 0.99, 32)
     resume(out, epochs=5)
-    assert RunFolder.open(out).config["head"] == head
+    assert RunDirectory.open(out).config["method"] == method
 
 
 def test_a_backbone_that_cannot_have_channels_last_does_without(
@@ -226,7 +232,7 @@ def test_a_backbone_that_cannot_have_channels_last_does_without(
 def test_residual_blocks_start_as_shortcuts_where_asked(
     method: Any, zero_init: bool | None, zeros: bool, tmp_path: Path
 ) -> None:
-    still = Optimizer("sgd", lr=1e-12)
+    still = OptimizerConfig("sgd", lr=1e-12)
     options = tiny(tmp_path / "run", method=method, backbone="small", zero_init=zero_init, optimizer=still, epochs=1)
     encoder, _ = load_encoder(mixview.pretrain(**options))
     assert (encoder.get_submodule("layer1.0.bn2").weight.abs().max().item() < 1e-6) is zeros
@@ -240,7 +246,7 @@ def test_number_of_workers_changes_nothing(tmp_path: Path) -> None:
 
 def test_views_made_on_the_device(tmp_path: Path) -> None:
     """Resumed and with workers it is the same run, and it begins as one whose views the workers make."""
-    options: dict[str, Any] = {"method": "byol", "augment_on": "device"}
+    options: dict[str, Any] = {"method": "byol", "augment_device": "device"}
     whole = mixview.pretrain(**tiny(tmp_path / "whole", **options))
     with stopped_at(5):
         broken = mixview.pretrain(**tiny(tmp_path / "broken", **options, workers=2))
@@ -257,8 +263,8 @@ def test_a_try_leaves_no_trace(tmp_path: Path) -> None:
 
 
 def test_mixtures_grow_with_training(tmp_path: Path) -> None:
-    def losses(name: str, objective: str, ramp: tuple[float, float] | None) -> list[float]:
-        mixing = Mixing(ramp=ramp)
+    def losses(name: str, objective: str, warmup: tuple[float, float] | None) -> list[float]:
+        mixing = MixingConfig(warmup=warmup)
         out = mixview.pretrain(**tiny(tmp_path / name, method="mocov2", objective=objective, mixing=mixing))
         return [record["loss"] for record in read_metrics(out)]
 
@@ -271,7 +277,7 @@ def test_mixtures_grow_with_training(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("objective", "parents_known"), [("sim", False), ("bsim", True), ("mixaug", False)])
 def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_known: bool, tmp_path: Path) -> None:
     options = {"method": "mocov2", "objective": objective, "epochs": 1}
-    looked = read_metrics(mixview.pretrain(**tiny(tmp_path / "run", {"look_every": 1}, **options)))[-1]
+    looked = read_metrics(mixview.pretrain(**tiny(tmp_path / "run", {"eval_every": 1}, **options)))[-1]
     assert "effective_rank" in looked
     assert any(name.startswith("mixture") for name in looked) == parents_known
 
@@ -279,9 +285,9 @@ def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_k
 @pytest.mark.parametrize("objective", ["wbsim", "unmix"])
 @pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav"])
 def test_relatives_train_and_go_on(method: Any, objective: Any, tmp_path: Path) -> None:
-    options = {"method": method, "objective": objective, "mixing": Mixing(per_sample=False), "epochs": 1}
+    options = {"method": method, "objective": objective, "mixing": MixingConfig(lam_per="batch"), "epochs": 1}
     run = mixview.pretrain(**tiny(tmp_path / "run", **options))
-    assert RunFolder.open(resume(run, epochs=2)).status["step"] == 8
+    assert RunDirectory.open(resume(run, epochs=2)).status["step"] == 8
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -289,22 +295,34 @@ def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
     """Its settings go through the command line as they are, but for their size."""
     settings = recipes.read(name).settings
     arguments = ["pretrain", "--recipe", name, "--out", str(tmp_path / "run")]
-    arguments += ["--data", "scenes", "--data-options", '{"count": 16, "size": 16}', "--size", "16", "--batch", "16"]
+    arguments += [
+        "--data",
+        "scenes",
+        "--data-options",
+        '{"count": 16, "size": 16}',
+        "--size",
+        "16",
+        "--batch_size",
+        "16",
+    ]
     arguments += ["--epochs", "1", "--backbone", "tests.train.running:backbone", "--workers", "0"]
-    arguments += ["--optimizer.warmup_epochs", "0", "--watch", json.dumps(vars(Watch(**{**WATCH, "keep": 1})))]
-    arguments += ["--head.queue_size", "32", "--head.hidden", "16", "--head.dim", "8"]
+    arguments += ["--optimizer.warmup_epochs", "0", "--no_monitor.estimate", "--no_monitor.tensorboard"]
+    arguments += ["--monitor.eval_every", "0", "--monitor.log_every", "1", "--monitor.keep", "1"]
+    options = {field.name for field in fields(METHODS.load(settings["method"]["name"]))}
+    for option, value in (("queue_size", 32), ("hidden", 16), ("dim", 8), ("bn_splits", 1)):
+        arguments += [f"--method.{option}", str(value)] if option in options else []
     main(arguments)
-    run = RunFolder.open(tmp_path / "run")
+    run = RunDirectory.open(tmp_path / "run")
     assert {"state": "finished", "step": 1}.items() <= run.status.items()
     assert read_metrics(run.path)[0]["loss"] is not None
-    for group in ("method", "objective"):
-        assert run.config[group] == settings[group]
+    assert run.config["method"]["name"] == settings["method"]["name"]
+    assert run.config["objective"] == settings["objective"]
     changed = ("warmup_epochs",)
     for key, value in settings["optimizer"].items():
         assert key in changed or run.config["optimizer"][key] == value
 
 
-WATCH = {"estimate": False, "look_every": 0, "tensorboard": False, "log_every": 1}
+WATCH = {"estimate": False, "eval_every": 0, "tensorboard": False, "log_every": 1}
 
 
 def test_recipes_are_listed_and_a_wrong_name_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,7 +340,7 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= 80
-    for word in ("--data", "--method", "--objective", "--backbone", "--resume", "--devices", "--watch", "--recipe"):
+    for word in ("--data", "--method", "--objective", "--backbone", "--resume", "--devices", "--monitor", "--recipe"):
         assert word in text
 
 
@@ -331,7 +349,7 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     [
         (["--epohcs", "3"], ["--epohcs", "did you mean --epochs?"]),
         (["--optimizer.rl", "3"], ["--optimizer.rl", "did you mean --optimizer.lr?"]),
-        (["--method", "mocov3"], ["method", "simclr", "mocov1", "mocov2", "byol", "simsiam"]),
+        (["--method", "mocov3"], ["method", "mocov3", "mocov2"]),
         (["--objective", "bsin"], ["objective", "sim", "bsim", "wbsim"]),
         (["--precision", "16"], ["precision", "32-true", "bf16-mixed", "16-mixed"]),
         (["--epochs", "many"], ["--epochs", "many", "a whole number, at least 1"]),
@@ -354,20 +372,23 @@ def test_mistakes_name_what_is_allowed(
     [
         ({"data": None}, "there is nothing to learn from: give --data a folder of images"),
         ({"data": "absent/folder"}, "there is neither a path nor a source named absent/folder"),
-        ({"batch": 128}, "64 images to learn from do not fill a batch of 128: give --batch 64, or more images"),
+        (
+            {"batch_size": 128},
+            "64 images to learn from do not fill a batch of 128: give --batch_size 64, or more images",
+        ),
         ({"backbone": "resnet51"}, "the nearest are"),
         ({"augment": "simcrl"}, "simclr"),
         ({"max_time": "soon"}, "a time limit is a number of seconds, or such as 45m, 1h30m, 2d; got 'soon'"),
         ({"epochs": 0}, "epochs"),
-        ({"accumulate": 0}, "accumulate"),
-        ({"accumulate": 32}, "accumulate"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches"),
+        ({"accumulate_grad_batches": 32}, "accumulate_grad_batches"),
     ],
 )
 def test_what_cannot_work_says_so_and_can_be_corrected(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     """The folder of a run that never began is no obstacle to the corrected one."""
     with pytest.raises((ValueError, OSError, RuntimeError), match=re.escape(sentence)):
         mixview.pretrain(**tiny(tmp_path / "run", **options))
-    if "batch" in options or "backbone" in options:
+    if "batch_size" in options or "backbone" in options:
         mixview.pretrain(**tiny(tmp_path / "run", epochs=1))
 
 
@@ -380,17 +401,17 @@ def test_python_takes_what_the_command_takes(tmp_path: Path) -> None:
         config.pop("out")
     assert_same(*configs)
     assert os.environ.get("WORLD_SIZE") is None
-    assert Pretraining(head=HEAD).config()["head"]["queue_size"] == 64
+    assert to_plain(PretrainConfig(method=small_method("mocov2")))["method"]["queue_size"] == 64
 
 
 def test_an_encoder_that_a_kill_kept_from_the_disk_is_written_on_resuming(tmp_path: Path) -> None:
     settings = tiny(tmp_path / "run", epochs=1)
-    Pretraining(**settings).run()
+    mixview.pretrain(**settings)
     exported = tmp_path / "run" / "encoder.safetensors"
     content = exported.read_bytes()
     exported.write_bytes(b"of an earlier checkpoint")
-    folder = RunFolder.open(tmp_path / "run")
+    folder = RunDirectory.open(tmp_path / "run")
     folder.set_status("running", folder.status["step"], folder.status["epoch"])
-    Pretraining(**(settings | {"resume": True})).run()
+    mixview.pretrain(**(settings | {"resume": True}))
     assert exported.read_bytes() == content
-    assert RunFolder.open(tmp_path / "run").status["state"] == "finished"
+    assert RunDirectory.open(tmp_path / "run").status["state"] == "finished"

@@ -14,16 +14,18 @@ import pytest
 import torch
 from torch import nn
 
-from mixview import backbones
-from mixview.data.augmentation import Augmentation, Blur, Crop, Jitter, RandAugment, named
-from mixview.detection import judging as detection
-from mixview.detection.models import Model, Scales
-from mixview.detection.training import Schedule, build_optimizer
+from mixview import recipes
+from mixview.data.augment.policies import Augmentation, Blur, Crop, Jitter, RandAugment, load_policy
+from mixview.encoders import backbones
+from mixview.evaluate.base import build
+from mixview.evaluate.detection.models import Model, Scales
+from mixview.evaluate.detection.training import Schedule, build_optimizer
 from mixview.methods import Method
-from mixview.train import pretraining, recipes
-from mixview.train.optimisers import set_learning_rate
-from mixview.train.pretraining import Pretraining
-from mixview.train.settings import build_objective
+from mixview.train import build as building
+from mixview.train import pretraining
+from mixview.train.build import build_objective
+from mixview.train.config import PretrainConfig
+from mixview.train.optim import set_learning_rate
 
 IMAGENET = 1_281_167
 """Training images of ImageNet-1k."""
@@ -49,20 +51,20 @@ def moco_steps(epoch: float, epochs: int) -> float:
 
 
 BLURRED = Blur(p=0.5, sigma=(0.1, 2.0), kernel=None)
-# SimCLR, appendix A: crop of 8 % to 100 %, flip, distortion of strength 1 in 80 %, grey in 20 %, blur in 50 %.
+# SimCLR, appendix A: crop of 8 % to 100 %, flip, distortion of strength 1 in 80 %, gray in 20 %, blur in 50 %.
 SIMCLR = Augmentation(Crop(224, (0.08, 1.0)), 0.5, Jitter(0.8, 0.8, 0.8, 0.2, 0.8), 0.2, BLURRED)
-# moco/main_moco.py without --aug-plus: grey, then jitter of 0.4 all around, always; no blur.
-MOCO_V1 = Augmentation(Crop(224, (0.2, 1.0)), 0.5, Jitter(0.4, 0.4, 0.4, 0.4, 1.0), 0.2, order=("grey", "jitter"))
+# moco/main_moco.py without --aug-plus: gray, then jitter of 0.4 all around, always; no blur.
+MOCO_V1 = Augmentation(Crop(224, (0.2, 1.0)), 0.5, Jitter(0.4, 0.4, 0.4, 0.4, 1.0), 0.2, order=("grayscale", "jitter"))
 # moco/main_moco.py --aug-plus, and simsiam/main_simsiam.py.
 MOCO_V2 = Augmentation(Crop(224, (0.2, 1.0)), 0.5, Jitter(0.4, 0.4, 0.4, 0.1, 0.8), 0.2, BLURRED)
 # BYOL, appendix B, table 6: T and T'.
 BYOL = tuple(
     Augmentation(
-        Crop(224, (0.08, 1.0), interpolation="bicubic"), 0.5, Jitter(0.4, 0.4, 0.2, 0.1, 0.8), 0.2, Blur(blur), solarise
+        Crop(224, (0.08, 1.0), interpolation="bicubic"), 0.5, Jitter(0.4, 0.4, 0.2, 0.1, 0.8), 0.2, Blur(blur), solarize
     )
-    for blur, solarise in ((1.0, 0.0), (0.1, 0.2))
+    for blur, solarize in ((1.0, 0.0), (0.1, 0.2))
 )
-# PyContrast datasets/util.py, augmentation D: distortion, blur, rand-n2-m10-mstd0.5, grey.
+# PyContrast datasets/util.py, augmentation D: distortion, blur, rand-n2-m10-mstd0.5, gray.
 INFOMIN = Augmentation(
     Crop(224, (0.2, 1.0)),
     0.5,
@@ -70,7 +72,7 @@ INFOMIN = Augmentation(
     0.2,
     BLURRED,
     randaugment=RandAugment(2, 10, 0.5, 0.5),
-    order=("jitter", "blur", "randaugment", "grey"),
+    order=("jitter", "blur", "randaugment", "grayscale"),
 )
 
 
@@ -174,10 +176,10 @@ class Mixed(NamedTuple):
 
     mixer: str = "CutMix"
     alpha: float = 1.0
-    per_sample: bool = False
+    lam_per: str = "batch"
     partner: str = "reversal"
-    fold: bool = False
-    share: float = 1.0
+    lam_at_least_half: bool = False
+    prob: float = 1.0
 
 
 Terms = tuple[tuple[float, str | Mixed], ...]
@@ -217,15 +219,15 @@ ROWS: dict[str, Row] = {
     **{f"paper/mocov2-mixup-{a:g}": Row("mocov2", ((1.0, Mixed("Mixup", a)),)) for a in (0.5, 1.0)},
     "paper/mocov2-mixaug": Row("mocov2", ((1.0, "MixAug(CutMix)"),)),
     # i-Mix, kibok90/imix run.sh for ImageNet: Mixup, alpha 0.2, a random partner, lam at least a half, MoCo's settings.
-    "relatives/imix": Row("mocov2", ((1.0, Mixed("Mixup", 0.2, True, "permutation", True)),)),
+    "relatives/imix": Row("mocov2", ((1.0, Mixed("Mixup", 0.2, "image", "permutation", True)),)),
     # InfoMin, Tian et al., 2020: its augmentation, and temperature 0.15.
     "relatives/infomin": Row("mocov2", changes={"temperature": 0.15, "views": (INFOMIN, INFOMIN)}),
     # MixCo, exp_mix_res50_imgnet.sh: MoCo v2's settings; its own term of the same weight, at temperature 1.
-    "relatives/mixco": Row("mocov2", ((1.0, Mixed("Mixup", 1.0, True, "permutation")), (1.0, "Identity"))),
+    "relatives/mixco": Row("mocov2", ((1.0, Mixed("Mixup", 1.0, "image", "permutation")), (1.0, "Identity"))),
     # MoCHi, Kalantidis et al., 2020: a queue of 16k, synthetic negatives from the 10th epoch on.
     "relatives/mochi": Row("mocov2", changes={"queue": 16_384}),
     # Un-Mix, UnMix_MoCo/for_ImageNet/run.sh: MoCo v2's settings, Mixup or CutMix at even chances, both terms at 1.
-    "relatives/unmix": Row("mocov2", ((1.0, "Either(Mixup, CutMix)"), (1.0, "Identity"))),
+    "relatives/unmix": Row("mocov2", ((1.0, "RandomChoice(Mixup, CutMix)"), (1.0, "Identity"))),
 }
 ROWS["paper/byol-wbsim"] = ROWS["paper/byol-wbsim"]._replace(batches=(4096, 1024))  # 1024 in the paper's cost table
 
@@ -248,11 +250,15 @@ class Resolved(BaseException):
 class Images:
     """As many as ImageNet has, none of which is ever read."""
 
+    kind = "stub"
     skipped = ()
     notes = ()
 
     def __len__(self) -> int:
         return IMAGENET
+
+    def fingerprint(self) -> str:
+        return "none"
 
 
 class Stub(nn.Module):
@@ -267,7 +273,7 @@ class Stub(nn.Module):
 
 
 class Run(NamedTuple):
-    settings: Pretraining
+    settings: PretrainConfig
     method: Method
     optimizer: torch.optim.Optimizer
     backbone: dict[str, Any]
@@ -278,32 +284,32 @@ class Run(NamedTuple):
 def resolve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Run]:
     """Runs a recipe up to its first step, on as many images as ImageNet has."""
     asked: dict[str, Any] = {}
-    settled: list[Pretraining] = []
-    build, train = pretraining.build_optimizer, Pretraining.train
+    resolved: list[PretrainConfig] = []
+    build_optimizer, build = building.build_optimizer, pretraining.build
 
     def stub_backbone(name: str, **options: Any) -> backbones.Backbone:
         asked.update(options, name=name)
         return backbones.Backbone(Stub(), 2048, (), {})  # type: ignore[arg-type]
 
     def stop_at_optimizer(method: Method, *more: Any, **options: Any) -> torch.optim.Optimizer:
-        raise Resolved(method, build(method, *more, **options))
+        raise Resolved(method, build_optimizer(method, *more, **options))
 
-    def watched(self: Pretraining, *more: Any) -> None:
-        settled.append(self)
-        train(self, *more)
+    def watched(config: PretrainConfig, *more: Any) -> Any:
+        resolved.append(config)
+        return build(config, *more)
 
-    monkeypatch.setattr(pretraining, "open_source", lambda *_, **__: Images())
-    monkeypatch.setattr(pretraining, "hold_out", lambda whole, *_, **__: (whole, None, ""))
+    monkeypatch.setattr(building, "open_dataset", lambda *_, **__: Images())
+    monkeypatch.setattr(building, "hold_out", lambda whole, *_, **__: (whole, None, ""))
     monkeypatch.setattr(backbones, "build", stub_backbone)
-    monkeypatch.setattr(pretraining, "build_optimizer", stop_at_optimizer)
-    monkeypatch.setattr(Pretraining, "prepare_folder", lambda *_: None)
-    monkeypatch.setattr(Pretraining, "train", watched)
+    monkeypatch.setattr(building, "build_optimizer", stop_at_optimizer)
+    monkeypatch.setattr(pretraining, "start_or_resume", lambda *_, **__: None)
+    monkeypatch.setattr(pretraining, "build", watched)
 
     def run(name: str) -> Run:
-        recipe = pretraining.from_plain(recipes.read(name).settings | {"out": str(tmp_path / "run"), "workers": 0})
+        recipe = recipes.read(name).settings | {"out": str(tmp_path / "run"), "workers": 0}
         with pytest.raises(Resolved) as caught:
-            recipe.run()
-        return Run(settled[-1], caught.value.method, caught.value.optimizer, dict(asked))
+            pretraining.pretrain(**recipe)
+        return Run(resolved[-1], caught.value.method, caught.value.optimizer, dict(asked))
 
     return run
 
@@ -352,12 +358,12 @@ def described(run: Run) -> dict[str, Any]:
         "temperature": getattr(run.method, "temperature", None),
         "ema": getattr(run.method, "momentum", None),
         "queue": None if queue is None else len(queue.keys),
-        "views": named(run.settings.augment, run.settings.size, run.settings.smallest_crop),
+        "views": load_policy(run.settings.augment, run.settings.size, run.settings.min_crop_scale),
         "sync_bn": run.settings.sync_bn,
     }
 
 
-def expected(row: Row, batch: int) -> dict[str, Any]:
+def expected(row: Row, batch_size: int) -> dict[str, Any]:
     """The same, as published."""
     method = METHODS[row.method]
     lars = method.optimizer == "LARS"
@@ -370,7 +376,7 @@ def expected(row: Row, batch: int) -> dict[str, Any]:
         "momentum": {0.9},
         "trust": {1e-3 if lars else None},
         "clip": None,
-        "lr": pytest.approx([method.lr(batch)]),
+        "lr": pytest.approx([method.lr(batch_size)]),
         "decay of matrices": {(method.decay, lars)},
         "decay of norms and biases": {(method.decay if method.decays_all else 0.0, False)},
         "fixed predictor": {method.fixed_predictor} if method.predictor else set(),
@@ -393,11 +399,11 @@ def terms_of(run: Run) -> Terms:
         if name == "MixAug":
             assert of_mixer(mixer.mixer) == Mixed()
             return "MixAug(CutMix)"
-        if name == "Either":
+        if name == "RandomChoice":
             assert [of_mixer(each) for each in (mixer.first, mixer.second)] == [Mixed("Mixup"), Mixed("CutMix")]
             assert mixer.p == 0.5
-            return "Either(Mixup, CutMix)"
-        return Mixed(name, mixer.alpha, mixer.per_sample, mixer.partner, mixer.fold, mixer.share)
+            return "RandomChoice(Mixup, CutMix)"
+        return Mixed(name, mixer.alpha, mixer.lam_per, mixer.partner, mixer.lam_at_least_half, mixer.prob)
 
     objective = build_objective(run.settings.objective, run.settings.mixing)
     return tuple((weight, of_mixer(mixer)) for weight, mixer in objective.terms)
@@ -410,13 +416,13 @@ def test_every_recipe_is_checked() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_recipe_is_as_published(name: str, resolve: Callable[[str], Run]) -> None:
     row, run = ROWS[name], resolve(name)
-    assert run.settings.batch in row.batches
-    assert isinstance(run.settings.batch, int)
-    found, wanted = described(run), expected(row, run.settings.batch)
+    assert run.settings.batch_size in row.batches
+    assert isinstance(run.settings.batch_size, int)
+    found, wanted = described(run), expected(row, run.settings.batch_size)
     for key, value in wanted.items():
         assert found[key] == value, key
     assert terms_of(run) == row.terms
-    assert (run.settings.mixing.mix_groups, run.settings.mixing.ramp) == (1, None)
+    assert (run.settings.mixing.mix_groups, run.settings.mixing.warmup) == (1, None)
     schedule, [lr] = METHODS[row.method].schedule, found["lr"]
     assert schedule is not None
     rates = [set_learning_rate(run.optimizer, run.settings.optimizer, each, row.epochs) for each in EPOCHS_LOOKED_AT]
@@ -427,7 +433,7 @@ def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
     """facebookresearch/swav scripts/swav_400ep_2x224_pretrain.sh; 64 devices of 64 images."""
     run = resolve(SWAV)
     found = described(run)
-    assert (found["optimizer"], found["momentum"], run.settings.batch) == ("LARS", {0.9}, 4096)
+    assert (found["optimizer"], found["momentum"], run.settings.batch_size) == ("LARS", {0.9}, 4096)
     assert found["lr"] == [4.8]
     assert {decay for decay, _ in found["decay of matrices"]} == {1e-6}
     assert run.settings.optimizer.warmup_epochs == 10
@@ -440,10 +446,10 @@ def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
 
 def test_options_of_relatives(resolve: Callable[[str], Run]) -> None:
     """MoCHi's 1024 hardest, (1024, 128) synthetic, after 10 of 200 epochs; MixCo's temperature 1 for mixtures."""
-    mochi = resolve("relatives/mochi").method.contrast
+    mochi = resolve("relatives/mochi").method.loss_fn
     assert (mochi.hardest, mochi.pairs, mochi.with_query) == (1024, 1024, 128)
     assert mochi.start == 10 * (IMAGENET // 256)
-    assert resolve("relatives/mixco").method.contrast.args == (1.0,)
+    assert resolve("relatives/mixco").method.loss_fn.args == (1.0,)
 
 
 def test_zero_init_is_simsiams() -> None:
@@ -472,15 +478,17 @@ COCO = (
 
 
 @pytest.mark.parametrize(("protocol", "published"), [("voc-c4", VOC), ("coco-c4-2x", COCO)])
-def test_a_detection_protocol_is_as_published(
-    protocol: str, published: tuple[Model, Scales, Schedule], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(detection.Detection, "run", lambda self: self)
-    settled: Any = detection.detect("random", protocol)
-    assert (settled.model, settled.scales, settled.schedule) == published
-    assert (settled.batch, settled.iterations, settled.lr, settled.accumulate) == (None, None, None, 1)
-    assert (settled.empty, settled.precise_bn, settled.sync_bn) == (False, 200, True)
-    schedule: Schedule = settled.schedule.settle(None, None, None)
+def test_a_detection_protocol_is_as_published(protocol: str, published: tuple[Model, Scales, Schedule]) -> None:
+    resolved: Any = build("detection", {"encoder": "random", "recipe": protocol})
+    assert (resolved.model, resolved.scales, resolved.schedule) == published
+    assert (resolved.batch_size, resolved.iterations, resolved.lr, resolved.accumulate_grad_batches) == (
+        None,
+        None,
+        None,
+        1,
+    )
+    assert (resolved.empty, resolved.precise_bn, resolved.sync_bn) == (False, 200, True)
+    schedule: Schedule = resolved.schedule.resolve(None, None, None)
     last = published[2]
     boundaries = {each + offset for each in last.steps for offset in (-1, 0)}
     for step in sorted({0, last.warmup // 2, last.warmup, *boundaries, last.iterations - 1}):

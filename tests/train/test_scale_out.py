@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from mixview.train.optimisers import Optimizer
-from mixview.train.run_folder import RunFolder, read_metrics
-from mixview.train.settings import Mixing
+from mixview.runs.run_directory import RunDirectory, read_metrics
+from mixview.train.config import MixingConfig, OptimizerConfig
 from tests.train.running import (
     METHOD_NAMES,
     assert_same_runs,
@@ -40,7 +39,7 @@ NORM = {
 
 def plain(folder: Path, method: str, objective: str, *, norm: bool = False, **options: Any) -> dict[str, Any]:
     """A run of four steps of 128 images, which are two groups of 64, with batch norm or without."""
-    settings = {"batch": 128, "optimizer": Optimizer(name="sgd", lr=0.05), "epochs": 4}
+    settings = {"batch_size": 128, "optimizer": OptimizerConfig(name="sgd", lr=0.05), "epochs": 4}
     return tiny(
         folder / f"{method}-{objective}{'-norm' if norm else ''}",
         backbone=f"tests.train.running:{'backbone' if norm else 'plain_backbone'}",
@@ -58,8 +57,8 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     port = free_port()
     two = [plain(folder / "two", *case, devices=2, accelerator="cpu") for case in CASES]
     two += [plain(folder / "two", method, "wbsim", norm=True, devices=2, accelerator="cpu") for method in NORM]
-    one = [plain(folder / "one", *case, mixing=Mixing(mix_groups=2)) for case in CASES]
-    one += [plain(folder / "one", method, "wbsim", norm=True, mixing=Mixing(mix_groups=2)) for method in NORM]
+    one = [plain(folder / "one", *case, mixing=MixingConfig(mix_groups=2)) for case in CASES]
+    one += [plain(folder / "one", method, "wbsim", norm=True, mixing=MixingConfig(mix_groups=2)) for method in NORM]
     jobs = [(two, torchrun_variables(rank, 2, port), str(folder / f"log.{rank}")) for rank in range(2)]
     jobs.append((one, {}, str(folder / "log")))
     processes = [context.Process(target=run_plain, args=job) for job in jobs]
@@ -130,9 +129,9 @@ def test_a_rank_that_dies_ends_the_other_and_a_restart_goes_on(victim: int, pair
     assert f"mixview: process {1 - victim} stops because another process of the run has ended" in said
     assert "Traceback" not in said
     if victim == 1:
-        assert RunFolder.open(out).status["state"] == "failed"
+        assert RunDirectory.open(out).status["state"] == "failed"
     said = finish(start_ranks(arguments(out), log, restart=1), log)
-    assert "Going on from step" in said
+    assert "Resuming from step" in said
     assert_same_runs(pair, out)
 
 
@@ -142,7 +141,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(pair: Path, tmp_path: P
     wait_for(lambda: lines(out / "metrics.jsonl") >= 2, what="two steps")
     os.kill(ranks[1].pid or 0, signal.SIGTERM)
     assert "Stopped by a signal to another process at step" in finish(ranks, log)
-    assert RunFolder.open(out).status["state"] == "interrupted"
+    assert RunDirectory.open(out).status["state"] == "interrupted"
     finish(start_ranks(arguments(out, "--resume"), log), log)
     assert_same_runs(pair, out)
 
@@ -244,5 +243,5 @@ def test_torchrun_restarts_a_run_that_lost_a_rank(pair: Path, tmp_path: Path) ->
     os.kill(children(agent.pid)[1], signal.SIGKILL)
     assert agent.wait(240) == 0, log.read_text()
     assert "Going on from step" in log.read_text()
-    assert len(RunFolder.open(out).environment["resumed"]) == 1
+    assert len(RunDirectory.open(out).environment["resumed"]) == 1
     assert_same_runs(pair, out)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
-from mixview.evaluate.provenance import flatten
-from mixview.evaluate.results import deviation, encoder_settings, tell_apart
-from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
+from mixview.evaluate.results import encoder_settings, stdev, tell_apart
+from mixview.io.records import flatten
+from mixview.report.figures.drawing import COLORS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
 
 WATCHED = "k-NN while training"
@@ -70,7 +70,7 @@ def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None 
     for axes, name in zip(axes_of[:-1], names, strict=True):
         unmixed = [curve for curve in panels[name] if curve.points[0].alpha is None]
         for number, curve in enumerate(curve for curve in panels[name] if curve not in unmixed):
-            draw_curve(axes, curve.points, curve.name, COLOURS[number % len(COLOURS)])
+            draw_curve(axes, curve.points, curve.name, COLORS[number % len(COLORS)])
         for number, curve in enumerate(unmixed):
             style = ("--", ":", "-.")[number % 3]
             axes.axhline(statistics.fmean(curve.points[0].values), color=PALE, linestyle=style, label=curve.name)
@@ -95,7 +95,9 @@ def measurements(run: Run) -> Iterator[Measured]:
     if watched:
         settings = run.settings | {"step": watched[-1]["step"]}
         config = flatten(run.config)
-        how = {name: config.get(name) for name in ("validation", "validation_split", "watch.images", "watch.hold_out")}
+        how = {
+            name: config.get(name) for name in ("validation", "validation_split", "monitor.images", "monitor.hold_out")
+        }
         yield Measured(WATCHED, how, settings, 100 * watched[-1]["knn"])
 
 
@@ -138,23 +140,23 @@ def name_curve(measured: Measured) -> str:
     """What a curve is of."""
     if is_unmixed(measured):
         return "SIM, nothing mixed"
-    method, objective, mixer = (measured.settings.get(name) for name in ("method", "objective", "mixing.mixer"))
+    method, objective, mixer = (measured.settings.get(name) for name in ("method.name", "objective", "mixing.mixer"))
     return f"{method} {objective}, {mixer}"
 
 
-def draw_curve(axes: Axes, points: list[Point], name: str, colour: str) -> None:
+def draw_curve(axes: Axes, points: list[Point], name: str, color: str) -> None:
     """Means, and deviations where an α has several runs."""
     means = [statistics.fmean(point.values) for point in points]
-    spread = [deviation(point.values) if len(point.values) > 1 else 0.0 for point in points]
+    spread = [stdev(point.values) if len(point.values) > 1 else 0.0 for point in points]
     alphas = [point.alpha or 0.0 for point in points]
-    axes.errorbar(alphas, means, spread if any(spread) else None, color=colour, marker="o", capsize=3, label=name)
+    axes.errorbar(alphas, means, spread if any(spread) else None, color=color, marker="o", capsize=3, label=name)
 
 
 def draw_paper(axes: Axes) -> None:
     """The paper's own table of α."""
     (table,) = paper.tables()["tab: sensitivity_alpha"]
     points = sorted((float(row[1]), paper.number(row[2])) for row in table.rows)
-    axes.plot(*zip(*points, strict=True), color=COLOURS[4], marker="s", linestyle=":", label=table.rows[0][0])
+    axes.plot(*zip(*points, strict=True), color=COLORS[4], marker="s", linestyle=":", label=table.rows[0][0])
     baseline = paper.number(paper.tables()["tab:svm"][0].cell("MoCoV2", "SVM"))
     assert baseline is not None
     axes.axhline(baseline, color=PALE, linestyle="--", label="MoCoV2")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mixview.report.figures.drawing import COLOURS, in_style, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLORS, in_style, new_figure, open_runs, save
 
 PUBLISHED = (0.25, 0.5, 0.75, 1.0)
 """The paper's, in its table of α."""
@@ -19,7 +19,7 @@ def density(alpha: float, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 @in_style
-def beta(runs: list[str] | None = None, out: Path = Path("beta"), alphas: list[float] | None = None) -> list[Path]:
+def beta(runs: list[str] | None = None, /, out: Path = Path("beta"), alphas: list[float] | None = None) -> list[Path]:
     """Draw the densities of Beta(α, α): how often a mixture has how much of its first image.
 
     Args:
@@ -43,7 +43,7 @@ def beta(runs: list[str] | None = None, out: Path = Path("beta"), alphas: list[f
         if alpha in of_runs:
             name += f": {', '.join(of_runs[alpha][:3])}" + (" …" if len(of_runs[alpha]) > 3 else "")
         wide = 3 if alpha in of_runs else 1.8
-        axes.plot(x, density(alpha, x), color=COLOURS[number % len(COLOURS)], label=name, linewidth=wide)
+        axes.plot(x, density(alpha, x), color=COLORS[number % len(COLORS)], label=name, linewidth=wide)
     axes.set(xlim=(0, 1), ylim=(0, 4), xlabel="λ, the share of the first image", ylabel="density")
     axes.set_title("λ ~ Beta(α, α): the larger α, the more by halves")
     axes.legend(loc="upper center", ncols=2)

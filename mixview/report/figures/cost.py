@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,26 +13,26 @@ from matplotlib.axes import Axes
 from rich.console import Console
 from rich.table import Table
 
-from mixview import backbones
+from mixview.encoders import backbones
+from mixview.encoders.features import pick_device
 from mixview.evaluate import paper
-from mixview.evaluate.features import pick_device
-from mixview.evaluate.progress import Advance, bar
-from mixview.methods import Method, backward
+from mixview.extensions import require_consent
+from mixview.io.terminal import plain
+from mixview.methods import Method, RunLength, Views, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
-from mixview.report.figures.drawing import COLOURS, PALE, in_style, new_figure, open_runs, save
+from mixview.report.figures.drawing import COLORS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
-from mixview.terminal import plain
+from mixview.runs.progress_bar import Advance, bar
 from mixview.train.activations import peak_activations
+from mixview.train.build import build_method, build_objective
+from mixview.train.config import MixingConfig, ObjectiveName, OptimizerConfig, method_config
 from mixview.train.estimate import peak_memory, size, wait
-from mixview.train.optimisers import Optimizer, build_optimizer
-from mixview.train.settings import Head, MethodName, Mixing, ObjectiveName, build_method, build_objective
+from mixview.train.optim import build_optimizer
 
 OBJECTIVES: tuple[ObjectiveName, ...] = ("sim", "bsim", "wbsim")
 PAPER_NAMES: dict[str, str] = {"mocov1": "MoCo", "mocov2": "MoCo", "byol": "BYOL", "swav": "SwAV"}
 SUFFIXES: dict[ObjectiveName, str] = {"sim": "", "bsim": "-BSIM", "wbsim": "-WBSIM"}
-LARGE_BATCH = ("simclr", "imix", "byol", "swav")
-"""Methods that are published with LARS; the others with SGD."""
 IMAGENET, EPOCHS = 1_281_167, 200
 """What the paper's hours and GPU days are of."""
 
@@ -40,9 +40,9 @@ IMAGENET, EPOCHS = 1_281_167, 200
 class Setup(NamedTuple):
     """What is measured."""
 
-    method: MethodName
+    method: str
     backbone: str
-    batch: int
+    batch_size: int
     """Images per step, on one device and without accumulation."""
     size: int
 
@@ -60,15 +60,15 @@ class Cost(NamedTuple):
     def median(self) -> float:
         return statistics.median(self.seconds)
 
-    def days(self, batch: int) -> float:
+    def days(self, batch_size: int) -> float:
         """Days that one such device takes for 200 epochs of ImageNet, reading images apart."""
-        return self.median / batch * IMAGENET * EPOCHS / 86_400
+        return self.median / batch_size * IMAGENET * EPOCHS / 86_400
 
 
 class PaperCost(NamedTuple):
     """A row of the paper's Table 12, and of its Table 11 where that has it too."""
 
-    batch: int
+    batch_size: int
     memory: float
     """GB of all GPUs together."""
     days: float
@@ -83,14 +83,15 @@ Costs = dict[ObjectiveName, Cost]
 @in_style
 def cost(
     runs: list[str] | None = None,
+    /,
     out: Path = Path("cost"),
-    methods: list[MethodName] | None = None,
+    methods: list[str] | None = None,
     backbone: str = "resnet50",
-    batch: int = 8,
+    batch_size: int = 8,
     size: int = 224,
     rounds: int = 3,
     device: str = "auto",
-    trust: bool = False,
+    trust_remote_code: bool = False,
 ) -> list[Path]:
     """Measure memory and time of a step under SIM, BSIM and WBSIM here, and draw them beside the paper's.
 
@@ -99,21 +100,22 @@ def cost(
         out: OUT.png and OUT.svg are written.
         methods: without runs, which ones; by default mocov2, byol and swav, those of the paper's tables.
         backbone: without runs.
-        batch: images per step, without runs; the paper has 32 (MoCo), 256 (BYOL) and 64 (SwAV) per GPU.
+        batch_size: images per step, without runs; the paper has 32 (MoCo), 256 (BYOL) and 64 (SwAV) per GPU.
         size: of the images, without runs.
         rounds: steps of each that are timed, in turn, after one that is not.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """
-    if rounds < 1 or batch < 2:
-        raise ValueError(f"rounds must be at least 1 and batch at least 2, got {rounds} and {batch}")
+    if rounds < 1 or batch_size < 2:
+        raise ValueError(f"rounds must be at least 1 and batch_size at least 2, got {rounds} and {batch_size}")
     opened = open_runs(runs) if runs else []
     if opened:
         setups = [setup_of(run) for run in opened]
         for run in opened:
-            backbones.require_consent({"backbone": run.config.get("backbone")}, str(run.path / "config.yaml"), trust)
+            named = {name: run.config.get(name) for name in ("backbone", "method")}
+            require_consent(named, str(run.path / "config.yaml"), trust_remote_code)
     else:
-        setups = [Setup(method, backbone, batch, size) for method in methods or ["mocov2", "byol", "swav"]]
+        setups = [Setup(method, backbone, batch_size, size) for method in methods or ["mocov2", "byol", "swav"]]
     setups = list(dict.fromkeys(setups))
     place = pick_device(device)
     with bar("steps", len(setups) * len(OBJECTIVES) * (rounds + 2)) as advance:
@@ -128,13 +130,12 @@ def cost(
 def setup_of(run: Run) -> Setup:
     """What a step of a run is on one device: of a batch that accumulates, one micro-batch."""
     config = run.config
-    wanted = {"method": get_args(MethodName), "backbone": None, "batch": None, "size": None}
-    for name, known in wanted.items():
-        value = config.get(name)
-        if value is None or value == "auto" or (known and value not in known):
+    wanted = {"method": run.method, **{name: config.get(name) for name in ("backbone", "batch_size", "size")}}
+    for name, value in wanted.items():
+        if value in (None, "auto"):
             raise ValueError(f"{run.path} does not say its {name}, without which its cost is not known: leave it out")
-    batch = config["batch"] // (config.get("accumulate") or 1)
-    return Setup(config["method"], config["backbone"], max(2, batch), config["size"])
+    batch = config["batch_size"] // (config.get("accumulate_grad_batches") or 1)
+    return Setup(str(run.method), config["backbone"], max(2, batch), config["size"])
 
 
 def measure(
@@ -143,18 +144,17 @@ def measure(
     """The cost of each objective; steps are timed in turn, so that what else the machine does meets all of them."""
     torch.manual_seed(0)
     built = backbones.build(setup.backbone, size=setup.size)
-    queue_size = max(setup.batch, 4096 // setup.batch * setup.batch) if setup.method not in LARGE_BATCH else None
-    head = Head(queue_size=queue_size, freeze_prototypes=0)
-    method = build_method(setup.method, built, head, images=4096, steps=1000, batch=setup.batch).to(device)
-    optimizer = build_optimizer(method, Optimizer(name="lars" if setup.method in LARGE_BATCH else "sgd"), setup.batch)
-    first, second = torch.rand(2, setup.batch, 3, setup.size, setup.size, device=device)
-    objectives = {name: build_objective(name, Mixing()) for name in OBJECTIVES}
+    config = method_config(setup.method)
+    method = build_method(config, built, RunLength(images=8192, steps=1000, batch_size=setup.batch_size)).to(device)
+    optimizer = build_optimizer(method, OptimizerConfig(name=config.optimizer), setup.batch_size)
+    views = list(torch.rand(method.num_views or 2, setup.batch_size, 3, setup.size, setup.size, device=device))
+    objectives = {name: build_objective(name, MixingConfig()) for name in OBJECTIVES}
     seconds: dict[ObjectiveName, list[float]] = {name: [] for name in OBJECTIVES}
     for number in range(rounds + 1):
         for name, objective in objectives.items():
             wait(device)
             start = time.perf_counter()
-            take_step(method, optimizer, objective, (first, second))
+            take_step(method, optimizer, objective, views)
             wait(device)
             if number:  # the first warms up
                 seconds[name].append(time.perf_counter() - start)
@@ -162,11 +162,11 @@ def measure(
     costs: Costs = {}
     for name, objective in objectives.items():  # last, when the optimizer has its state
         if device.type == "cuda":
-            step = partial(take_step, method, optimizer, objective, (first, second))
+            step = partial(take_step, method, optimizer, objective, views)
             memory, reserved = device_memory(step, device)
             costs[name] = Cost(memory, reserved, seconds[name])
         else:
-            costs[name] = Cost(peak_activations(method, objective, (first, second)), None, seconds[name])
+            costs[name] = Cost(peak_activations(method, objective, views), None, seconds[name])
         advance(1)
     return costs
 
@@ -178,15 +178,13 @@ def device_memory(step: Callable[[], None], device: torch.device) -> tuple[int, 
     return allocated, torch.cuda.max_memory_reserved(device)
 
 
-def take_step(
-    method: Method, optimizer: torch.optim.Optimizer, objective: Objective, views: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def take_step(method: Method, optimizer: torch.optim.Optimizer, objective: Objective, views: Views) -> None:
     """One step of training, reading images apart."""
     terms = objective.draw(views[0], mixture_generators(0, 0))
     _, targets = backward(method, views, terms)
     optimizer.step()
     optimizer.zero_grad()
-    method.advance(targets, progress=0.0)
+    method.update(targets, progress=0.0)
 
 
 # --- the paper's ------------------------------------------------------------------------------------------------------
@@ -220,7 +218,7 @@ def paper_ratios(costs: dict[ObjectiveName, PaperCost], objective: ObjectiveName
     if objective not in costs:
         return None, None
     this, base = costs[objective], costs["sim"]
-    return this.memory / base.memory if this.batch == base.batch else None, this.days / base.days
+    return this.memory / base.memory if this.batch_size == base.batch_size else None, this.days / base.days
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -272,11 +270,11 @@ def amounts(measured: dict[Setup, Costs], device: torch.device) -> Table:
             table.add_row(
                 what,
                 objective.upper(),
-                str(setup.batch),
+                str(setup.batch_size),
                 size(each.memory) + ("" if each.reserved is None else f" ({size(each.reserved)})"),
                 f"{each.median:.3g} s",
                 f"{min(each.seconds):.3g} – {max(each.seconds):.3g}",
-                f"{each.days(setup.batch):.3g}",
+                f"{each.days(setup.batch_size):.3g}",
             )
     of = "what the device reports" if device.type == "cuda" else "counted, without weights: not what a GPU reports"
     table.caption = (
@@ -299,7 +297,7 @@ def papers_tables() -> Table:
             table.add_row(
                 name if objective == "sim" else "",
                 objective.upper(),
-                str(row.batch),
+                str(row.batch_size),
                 f"{row.memory:g} GB",
                 f"{row.days:g}",
                 "-" if row.per_gpu is None else f"{row.per_gpu:g} GB",
@@ -319,9 +317,9 @@ def recorded(runs: list[Run]) -> Table:
     for run in runs:
         steps = run.status.get("step")
         if run.seconds and steps:
-            method, objective, batch = (run.config.get(name, "?") for name in ("method", "objective", "batch"))
+            objective, batch = (run.config.get(name, "?") for name in ("objective", "batch_size"))
             table.add_row(
-                plain(run.name), plain(f"{method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s"
+                plain(run.name), plain(f"{run.method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s"
             )
     return table
 
@@ -361,7 +359,7 @@ def draw(measured: dict[Setup, Costs], device: torch.device, out: Path) -> list[
 
 def rows_of(setup: Setup, costs: Costs, device: torch.device) -> list[tuple[str, tuple[list[Bar], list[Bar]], bool]]:
     """The row of a setup and the paper's of its method: a label, bars of memory and time, whether it is the paper's."""
-    base, batch = costs["sim"], setup.batch
+    base, batch = costs["sim"], setup.batch_size
     memory = [Bar(costs[each].memory / base.memory, size(costs[each].memory)) for each in OBJECTIVES]
     times = [
         f"{costs[each].days(batch):.3g} GPU days" if device.type == "cuda" else f"{costs[each].median:.3g} s per step"
@@ -373,7 +371,7 @@ def rows_of(setup: Setup, costs: Costs, device: torch.device) -> list[tuple[str,
         name, devices = PAPER_NAMES[setup.method], 64 if setup.method == "swav" else 8
         where = "Table 12" if theirs["sim"].per_gpu is None else "Tables 11, 12"
         bars = [paper_bars(theirs, objective, devices) for objective in OBJECTIVES]
-        label = f"the paper's {name} ({where})\nbatch {theirs['sim'].batch}, {devices} V100s"
+        label = f"the paper's {name} ({where})\nbatch {theirs['sim'].batch_size}, {devices} V100s"
         rows.append((label, ([each[0] for each in bars], [each[1] for each in bars]), True))
     return rows
 
@@ -384,7 +382,7 @@ def paper_bars(costs: dict[ObjectiveName, PaperCost], objective: ObjectiveName, 
         return Bar(None, "not in the paper"), Bar(None, "not in the paper")
     row, (memory, days) = costs[objective], paper_ratios(costs, objective)
     held = f"{row.memory:g} GB" + ("" if row.per_gpu is None else f" = {devices} × {row.per_gpu:g}")
-    held += "" if memory is not None else f" at batch {row.batch}: no ratio"
+    held += "" if memory is not None else f" at batch {row.batch_size}: no ratio"
     spent = f"{row.days:g} GPU days" + ("" if row.hours is None else f", {row.hours:g} h")
     return Bar(memory, held), Bar(days, spent)
 
@@ -394,7 +392,7 @@ def draw_bars(axes: Axes, rows: list[tuple[list[Bar], bool]]) -> None:
     for place, name in enumerate(OBJECTIVES):
         at = np.arange(len(rows)) + 0.27 * (place - 1)
         bars = axes.barh(
-            at, [bars[place].ratio or 0.0 for bars, _ in rows], 0.25, color=COLOURS[place], label=name.upper()
+            at, [bars[place].ratio or 0.0 for bars, _ in rows], 0.25, color=COLORS[place], label=name.upper()
         )
         for patch, y, (each, hatched) in zip(bars.patches, at, rows, strict=True):
             if hatched:

@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 
-from mixview.atomic import atomic_write
-from mixview.data.opening import open_source
-from mixview.data.source import Pixels, Source
-from mixview.evaluate.encoders import Subject, load
+from mixview.data.sources.base import Pixels, Source
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders.loading import LoadedEncoder, load
+from mixview.io.atomic import atomic_write
+from mixview.io.terminal import say
 from mixview.report.runs import Run, read_run, short_names
 from mixview.report.showing import held_out, open_data
-from mixview.terminal import say
-from mixview.train.run_folder import is_run
+from mixview.runs.run_directory import is_run
 
-# Those of the page (see page/data.js): apart to most colour-blind eyes, in print and on a screen.
-COLOURS = ("#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3")
+# Those of the page (see page/data.js): apart to most color-blind eyes, in print and on a screen.
+COLORS = ("#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3")
 GOOD, BAD, PALE = "#137a45", "#c0312b", "#8a93a3"
 DPI = 200
 
@@ -72,11 +72,11 @@ def show_picture(axes: Axes, pixels: Pixels, title: str = "", under: str = "") -
     axes.set_xlabel(under, fontsize=8, labelpad=2)
 
 
-def put_picture(axes: Axes, pixels: Pixels, place: npt.NDArray[np.floating], colour: str, inches: float) -> None:
+def put_picture(axes: Axes, pixels: Pixels, place: npt.NDArray[np.floating], color: str, inches: float) -> None:
     """A small picture with a frame at a place of a map."""
     zoom = inches * 72 / max(pixels.shape[:2])
     image = OffsetImage(pixels, zoom=zoom, interpolation="nearest" if max(pixels.shape[:2]) <= 64 else "antialiased")
-    frame = {"edgecolor": colour, "linewidth": 1.2, "boxstyle": "square,pad=0.02"}
+    frame = {"edgecolor": color, "linewidth": 1.2, "boxstyle": "square,pad=0.02"}
     axes.add_artist(AnnotationBbox(image, (float(place[0]), float(place[1])), pad=0.08, bboxprops=frame, zorder=2))
 
 
@@ -96,7 +96,7 @@ def open_images(place: str, split: str | None = None) -> Source:
     if is_run(place):
         run = read_run(Path(place))
         return held_out(run, open_data(run))[0]
-    return open_source(place, split)
+    return open_dataset(place, split)
 
 
 def open_runs(folders: Sequence[str]) -> list[Run]:
@@ -110,9 +110,9 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
-def load_encoders(runs: Sequence[Run], trust: bool) -> list[Subject]:
+def load_encoders(runs: Sequence[Run], trust_remote_code: bool) -> list[LoadedEncoder]:
     """The encoders of runs, each of which must have one."""
     for run in runs:
         if run.encoder is None:
             raise ValueError(f"{run.path} has no encoder yet: wait for its first checkpoint")
-    return [load(str(run.encoder), natural_size=32, trust=trust) for run in runs]
+    return [load(str(run.encoder), natural_size=32, trust_remote_code=trust_remote_code) for run in runs]

@@ -5,12 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mixview.data.decoding import Decoder
-from mixview.data.loading import to_tensor
-from mixview.data.picture import to_pictures, to_rgb
-from mixview.data.reading import Reader, natural_size
-from mixview.evaluate.transforms import CentreCrop
+from mixview.data.contact_sheet import to_rgb
+from mixview.data.dataset import ImageDataset, natural_size
+from mixview.data.decode import Decoder
+from mixview.data.loader import to_tensor
+from mixview.encoders.transforms import CenterCrop
 from mixview.mixing import CutMix, Mixup, mixture_generators
+from mixview.report.dataset_sheet import to_pictures
 from mixview.report.figures.drawing import in_style, new_figure, open_images, save, show_picture
 
 LARGEST = 224
@@ -39,8 +40,8 @@ def mixtures(
     source = open_images(images, split)
     if pairs < 1 or len(source) < 2 * pairs:
         raise ValueError(f"{pairs} pairs need {2 * max(pairs, 1)} images, and {images} has {len(source)}")
-    reader = Reader(source, Decoder("RGB"))
-    crop = CentreCrop(min(natural_size(reader), LARGEST), None)
+    reader = ImageDataset(source, Decoder("RGB"))
+    crop = CenterCrop(min(natural_size(reader), LARGEST), None)
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[: 2 * pairs].tolist()
     shown = torch.stack([crop(to_tensor(to_rgb(reader[index].pixels))) for index in order])
     figure = new_figure(1.15 * (len(lams) + 2), 2.75 * pairs)

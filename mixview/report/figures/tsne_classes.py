@@ -7,15 +7,16 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from mixview.data.augmentation import Augmentation, named
-from mixview.data.reading import SMALL
-from mixview.data.splits import Subset, take_per_class
-from mixview.evaluate.encoders import Subject
-from mixview.evaluate.knn import unit
+from mixview.data.augment.policies import Policy, load_policy
+from mixview.data.dataset import SMALL
+from mixview.data.sources.splits import Subset, take_per_class
+from mixview.encoders.loading import LoadedEncoder
+from mixview.extensions import require_consent
+from mixview.losses import l2_normalize
 from mixview.report.derived import Augmented
 from mixview.report.embedding import Work, decoder_of, draw_map, features_of, others
 from mixview.report.figures.drawing import (
-    COLOURS,
+    COLORS,
     bare_map,
     in_style,
     load_encoders,
@@ -40,14 +41,14 @@ def tsne_classes(
     seed: int = 0,
     device: str = "auto",
     workers: int | None = None,
-    trust: bool = False,
+    trust_remote_code: bool = False,
 ) -> list[Path]:
     """Draw where encoders place augmented images of some classes, several times with other images.
 
     Args:
         runs: folders of runs, a row each.
         out: OUT.png and OUT.svg are written.
-        data: labelled images by path or name; by default those that the first run held out.
+        data: labeled images by path or name; by default those that the first run held out.
         split: which part of them.
         classes: how many classes, the first ones.
         images: of each class.
@@ -57,50 +58,52 @@ def tsne_classes(
         seed: which images, and how they are augmented.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images.
-        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """
     if min(classes, images, augmentations, samples) < 1:
         raise ValueError("classes, images, augmentations and samples must all be at least 1")
     found = open_runs(runs)
-    subjects = load_encoders(found, trust)
+    subjects = load_encoders(found, trust_remote_code)
     source = open_images(data or runs[0], split)
     labels = source.labels()
     if labels is None:
-        raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labelled images with --data")
+        raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labeled images with --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
     name = augment or found[0].config.get("augment") or ("simclr-small" if subjects[0].size <= SMALL else "simclr")
-    crop = None if augment else found[0].config.get("smallest_crop")
+    if augment is None:
+        require_consent({"augment": name}, str(runs[0]), trust_remote_code)
+    crop = None if augment else found[0].config.get("min_crop_scale")
     figure = new_figure(3.6 * samples, 2.9 * len(runs) + 0.5)
     grid = figure.subplots(len(runs), samples, squeeze=False)
     for row, run, subject in zip(grid, found, subjects, strict=True):
-        views = tuple(replace(each, normalise=None) for each in named(str(name), subject.size, crop))
+        views = tuple(replace(each, normalize=None) for each in load_policy(str(name), subject.size, crop))
         for number, axes in enumerate(row):
             chosen = take_per_class(few, images, seed + number)
-            share = draw_sample(axes, subject, chosen, (views[0], views[1]), augmentations, seed, Work(device, workers))
+            share = draw_sample(axes, subject, chosen, views, augmentations, seed, Work(device, workers))
             what = f"{run.name} ({run.config.get('objective', '?')})" if not number else "other images"
             bare_map(axes, f"{what}: {share:.0%}")
     names = source.classes or tuple(str(label) for label in range(classes))
     marks = [
-        grid[0][0].plot([], [], "o", color=COLOURS[n % len(COLOURS)], label=each)[0]
+        grid[0][0].plot([], [], "o", color=COLORS[n % len(COLORS)], label=each)[0]
         for n, each in enumerate(names[:classes])
     ]
-    title = "per cent: nearest neighbours, other images only, of the same class. Numbers: images; colours: classes"
+    title = "per cent: nearest neighbors, other images only, of the same class. Numbers: images; colors: classes"
     figure.legend(handles=marks, loc="outside lower center", ncols=min(10, classes), title=title, title_fontsize=8)
     return save(figure, out)
 
 
 def draw_sample(
     axes: Axes,
-    subject: Subject,
+    subject: LoadedEncoder,
     chosen: Subset,
-    views: tuple[Augmentation, Augmentation],
+    views: Policy,
     times: int,
     seed: int,
     work: Work,
 ) -> float:
     """One map, and the share of views whose nearest view of another image is of the same class."""
     augmented = Augmented(chosen, views, times, decoder_of(subject), seed)
-    features = unit(features_of(subject, augmented, work)["avgpool"])
+    features = l2_normalize(features_of(subject, augmented, work)["avgpool"])
     places = draw_map(features)
     labels = chosen.labels()
     assert labels is not None
@@ -108,9 +111,9 @@ def draw_sample(
     for image, label in enumerate(labels.tolist()):
         number = seen[label] = seen.get(label, -1) + 1
         for x, y in places[times * image : times * (image + 1)]:
-            colour = COLOURS[label % len(COLOURS)]
-            axes.plot(x, y, ".", color=colour, markersize=1, alpha=0.4)  # for the limits: text has none
-            axes.text(x, y, str(number), color=colour, fontsize=6, ha="center", va="center", fontweight="bold")
+            color = COLORS[label % len(COLORS)]
+            axes.plot(x, y, ".", color=color, markersize=1, alpha=0.4)  # for the limits: text has none
+            axes.text(x, y, str(number), color=color, fontsize=6, ha="center", va="center", fontweight="bold")
     owner = torch.arange(len(features)) // times
     near = others(features, times)  # an image has times - 1 further views: one of these is another's
     strange = owner[near.position] != owner.unsqueeze(1)

@@ -9,16 +9,17 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from mixview.data.picture import to_rgb
-from mixview.data.source import Pixels
-from mixview.data.splits import Subset, take_fraction
-from mixview.evaluate.encoders import Subject
-from mixview.evaluate.knn import nearest, unit
+from mixview.data.contact_sheet import to_rgb
+from mixview.data.sources.base import Pixels
+from mixview.data.sources.splits import Subset, take_fraction
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.search import nearest
+from mixview.losses import l2_normalize
 from mixview.report.derived import MixerName, Mixtures, Recipe
 from mixview.report.embedding import Work, decoder_of, draw_map, features_of
 from mixview.report.figures.drawing import (
     BAD,
-    COLOURS,
+    COLORS,
     GOOD,
     PALE,
     bare_map,
@@ -60,7 +61,7 @@ def tsne_mixtures(
     seed: int = 0,
     device: str = "auto",
     workers: int | None = None,
-    trust: bool = False,
+    trust_remote_code: bool = False,
 ) -> list[Path]:
     """Draw where encoders place 32 images and their 32 mixtures (image i with image 31-i), run beside run.
 
@@ -74,12 +75,12 @@ def tsne_mixtures(
         seed: which images, and where the boxes are.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images.
-        trust: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """
     if not 0 <= pair < COUNT:
         raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")
     found = open_runs(runs)
-    subjects = load_encoders(found, trust)
+    subjects = load_encoders(found, trust_remote_code)
     whole = open_images(data or runs[0])
     some = read_images(take_fraction(whole, min(1.0, 4 * COUNT / len(whole)), seed), data or runs[0], len(whole))
     if len(some.source) < COUNT:
@@ -94,7 +95,7 @@ def tsne_mixtures(
     panels = top.subplots(1, len(runs), squeeze=False)[0]
     placed = [place(subject, source, recipe, work) for subject in subjects]
     for axes, run, each in zip(panels, found, placed, strict=True):
-        title = f"{run.name} ({run.config.get('method', '?')}, {run.config.get('objective', '?')}): "
+        title = f"{run.name} ({run.method or '?'}, {run.config.get('objective', '?')}): "
         draw_panel(axes, each, pictures, pair, title + f"{int(each.near.sum())} of {COUNT} mixtures beside a parent")
     mixed = Mixtures(source, max(subject.size for subject in subjects), decoder_of(subjects[0]), recipe)
     partner = COUNT - 1 - pair
@@ -112,11 +113,11 @@ def tsne_mixtures(
     return save(figure, out)
 
 
-def place(subject: Subject, source: Subset, recipe: Recipe, work: Work) -> Placed:
+def place(subject: LoadedEncoder, source: Subset, recipe: Recipe, work: Work) -> Placed:
     """Features of images and mixtures, on one map."""
-    plain = unit(features_of(subject, source, work)["avgpool"])
+    plain = l2_normalize(features_of(subject, source, work)["avgpool"])
     mixtures = Mixtures(source, subject.size, decoder_of(subject), recipe)
-    mixed = unit(features_of(subject, mixtures, work)["avgpool"])
+    mixed = l2_normalize(features_of(subject, mixtures, work)["avgpool"])
     own = torch.arange(len(plain))
     partner = own.flip(0)
     closest = nearest(plain, mixed, k=1).position[:, 0]
@@ -130,15 +131,15 @@ def draw_panel(axes: Axes, placed: Placed, pictures: list[Pixels], pair: int, ti
     for index in range(COUNT):
         x, y = places[COUNT + index]
         bold = index in marked
-        colour = COLOURS[0] if bold else GOOD if placed.near[index] else BAD
-        axes.plot(*zip(places[index], (x, y), strict=True), color=colour, linewidth=1.6 if bold else 0.6, zorder=1)
-        axes.plot(x, y, "D", color=colour, markersize=6 if bold else 4, zorder=4)
+        color = COLORS[0] if bold else GOOD if placed.near[index] else BAD
+        axes.plot(*zip(places[index], (x, y), strict=True), color=color, linewidth=1.6 if bold else 0.6, zorder=1)
+        axes.plot(x, y, "D", color=color, markersize=6 if bold else 4, zorder=4)
         name = f"{index}_{COUNT - 1 - index}"
         axes.annotate(
-            name, (x, y), (3, 3), textcoords="offset points", color=colour, fontsize=9 if bold else 6,
+            name, (x, y), (3, 3), textcoords="offset points", color=color, fontsize=9 if bold else 6,
             fontweight="bold" if bold else "normal", zorder=5,
         )  # fmt: skip
-        put_picture(axes, pictures[index], places[index], COLOURS[0] if bold else PALE, 0.3 if bold else 0.22)
+        put_picture(axes, pictures[index], places[index], COLORS[0] if bold else PALE, 0.3 if bold else 0.22)
         axes.annotate(str(index), places[index], (-12, 7), textcoords="offset points", fontsize=6.5, zorder=6)
     bare_map(axes, title)
     axes.set_xlabel(

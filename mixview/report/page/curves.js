@@ -2,7 +2,7 @@
 
 const METRICS = [
   ["loss", "Loss", "Falls while it learns. The losses of different methods and objectives do not compare.", (v) => v.toPrecision(3)],
-  ["knn", "k-NN accuracy", "Held-out images whose neighbours have their class: higher is better.", (v) => percent(v, 1)],
+  ["knn", "k-NN accuracy", "Held-out images whose neighbors have their class: higher is better.", (v) => percent(v, 1)],
   ["std", "Spread of features", "Near 1 is good; near 0 every image looks the same (collapse).", (v) => v.toFixed(2)],
   ["effective_rank", "Effective rank", "How many directions the features use: higher is better, near 1 is collapse.", (v) => v.toFixed(1)],
   ["alignment", "Alignment", "Distance between two views of one image: lower is better.", (v) => v.toFixed(2)],
@@ -52,9 +52,9 @@ function chart([name, title, words, format], runs, hidden) {
   for (const run of drawn) {
     const { epochs, values: heights } = run.curves[name];
     const line = epochs.map((epoch, index) => `${x(epoch).toFixed(1)},${y(heights[index]).toFixed(1)}`);
-    picture.append(svg("polyline", { class: "curve", points: line.join(" "), stroke: run.colour, opacity: drawn.length > 8 ? 0.75 : 1 }));
+    picture.append(svg("polyline", { class: "curve", points: line.join(" "), stroke: run.color, opacity: drawn.length > 8 ? 0.75 : 1 }));
     const [endX, endY] = line.at(-1).split(",");
-    if (drawn.length <= 12) picture.append(svg("circle", { cx: endX, cy: endY, r: 3, fill: run.colour }));
+    if (drawn.length <= 12) picture.append(svg("circle", { cx: endX, cy: endY, r: 3, fill: run.color }));
   }
   const figure = el("figure", { class: "chart", "data-metric": name }, el("h3", {}, title), el("p", { class: "small" }, words), picture);
   readOut(figure, picture, drawn, name, format, x);

@@ -1,4 +1,4 @@
-// What the page shows, unpacked; the colours; and which two runs are compared.
+// What the page shows, unpacked; the colors; and which two runs are compared.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
@@ -7,10 +7,10 @@ function unpack(text, kind) {
   return new kind(bytes.buffer);
 }
 
-// Colours that stay apart on light and dark, and to most colour-blind eyes, first; then evenly round the circle.
-const COLOURS = ["#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3"];
-function colourOf(number) {
-  return number < COLOURS.length ? COLOURS[number] : `hsl(${(number * 137.508) % 360} 58% 52%)`;
+// Colors that stay apart on light and dark, and to most color-blind eyes, first; then evenly round the circle.
+const COLORS = ["#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3"];
+function colorOf(number) {
+  return number < COLORS.length ? COLORS[number] : `hsl(${(number * 137.508) % 360} 58% 52%)`;
 }
 
 DATA.sets.forEach((set) => {
@@ -22,7 +22,7 @@ DATA.sets.forEach((set) => {
 
 DATA.runs.forEach((run, number) => {
   run.number = number;
-  run.colour = colourOf(number);
+  run.color = colorOf(number);
   run.shown = run.set === null ? null : DATA.sets[run.set];
   if (run.map) {
     const { places, near, mixed, parents, clusters } = run.map;

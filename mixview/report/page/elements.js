@@ -21,18 +21,18 @@ function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-// A dot for a class or cluster, a bar for a run: the same colours mean other things.
-function chip(colour) {
-  return el("span", { class: "chip", run: colour, "aria-hidden": "true" });
+// A dot for a class or cluster, a bar for a run: the same colors mean other things.
+function chip(color) {
+  return el("span", { class: "chip", run: color, "aria-hidden": "true" });
 }
 
 function bar(run) {
-  return el("span", { class: "chip bar", run: run.colour, "aria-hidden": "true" });
+  return el("span", { class: "chip bar", run: run.color, "aria-hidden": "true" });
 }
 
 // A section of the page: what it is, one line of what to look for, and what it shows.
 function section(id, title, look, ...children) {
-  return el("section", { id, "aria-labelledby": `${id}-title` },
+  return el("section", { id, "aria-labeledby": `${id}-title` },
     el("h2", { id: `${id}-title` }, title), el("p", { class: "look" }, look), ...children);
 }
 

@@ -1,10 +1,10 @@
 // The embedding explorer: a map of the images for each of two runs, linked by the image that is chosen.
 
-const explorer = { chosen: null, hovered: null, colouring: null, pictures: false, group: null, maps: [] };
+const explorer = { chosen: null, hovered: null, coloring: null, pictures: false, group: null, maps: [] };
 const CELLS = 64;
 
 function groupOf(run, index) {
-  return explorer.colouring === "class" && run.shown.labels ? run.shown.labels[index] : run.map.clusters[index];
+  return explorer.coloring === "class" && run.shown.labels ? run.shown.labels[index] : run.map.clusters[index];
 }
 
 class ImageMap {
@@ -185,7 +185,7 @@ class ImageMap {
     this.drawMarks();
   }
 
-  // A colour at a time: the dots of one are one path.
+  // A color at a time: the dots of one are one path.
   drawDots(context) {
     const radius = Math.max(1.8, Math.min(6, 95 / Math.sqrt(this.set.count))) * Math.min(2, Math.sqrt(this.view.scale));
     const tiny = radius < 2.5; // nobody sees that a dot of four pixels is square, and squares are drawn faster
@@ -197,7 +197,7 @@ class ImageMap {
       groups.get(group).push(point);
     }
     for (const [group, points] of groups) {
-      context.fillStyle = group < 0 ? "#8a93a3" : colourOf(group);
+      context.fillStyle = group < 0 ? "#8a93a3" : colorOf(group);
       context.globalAlpha = explorer.group === null ? 0.82 : group === explorer.group ? 0.95 : 0.1;
       context.beginPath();
       for (const point of points) {
@@ -225,7 +225,7 @@ class ImageMap {
       const cell = `${Math.floor(x / (size + 3))} ${Math.floor(y / (size + 3))}`;
       if (taken.has(cell) || x < 0 || y < 0 || x > this.side || y > this.side) continue;
       taken.add(cell);
-      context.fillStyle = group < 0 ? "#8a93a3" : colourOf(group);
+      context.fillStyle = group < 0 ? "#8a93a3" : colorOf(group);
       context.fillRect(x - size / 2 - 2, y - size / 2 - 2, size + 4, size + 4);
       paint(context, this.set, point, x - size / 2, y - size / 2, size);
     }
@@ -310,7 +310,7 @@ function choose(index) {
   if (index !== null) say(`chosen: image ${index}, ${explorer.owner.caption(index)}`);
 }
 
-// What is known of the chosen image: its neighbours by each run, and where its mixtures fall.
+// What is known of the chosen image: its neighbors by each run, and where its mixtures fall.
 function chosenDetail() {
   const set = explorer.owner;
   const index = explorer.chosen;
@@ -319,7 +319,7 @@ function chosenDetail() {
     el("div", { class: "head" }, tile(set, index, 96), el("div", {}, el("h3", {}, set.caption(index)),
       el("p", { class: "small" }, `image ${index}${set.captions ? `, ${set.names[index]}` : ""}`),
       el("p", { class: "small" }, set.labels ? "Nearest images first. Green frame: the same class; red: another." : "Nearest images first."))),
-    el("div", { class: "sides" }, mine.map((run) => el("div", { class: "side", "data-neighbours": run.name },
+    el("div", { class: "sides" }, mine.map((run) => el("div", { class: "side", "data-neighbors": run.name },
       el("h3", {}, bar(run), run.name),
       el("div", { class: "tiles" }, run.map.nearest(index).map((near) => framed(set, near, index, 52))),
       mixturesOf(set, index).map((mixture) => {
@@ -334,7 +334,7 @@ function chosenDetail() {
 function groupLegend(node) {
   const run = pair.runs.find((each) => each.map);
   if (!run) return;
-  const names = explorer.colouring === "class" && run.shown.labels ? run.shown.classes
+  const names = explorer.coloring === "class" && run.shown.labels ? run.shown.classes
     : Array.from({ length: run.map.groups }, (_, number) => `cluster ${number + 1}`);
   node.replaceChildren(...names.slice(0, 40).map((name, group) => el("button", {
     type: "button", "aria-pressed": String(explorer.group === group),
@@ -343,17 +343,17 @@ function groupLegend(node) {
       groupLegend(node);
       for (const map of explorer.maps) map.draw();
     },
-  }, chip(colourOf(group)), el("span", {}, name))), names.length > 40 ? el("span", { class: "small" }, `and ${names.length - 40} more`) : "");
+  }, chip(colorOf(group)), el("span", {}, name))), names.length > 40 ? el("span", { class: "small" }, `and ${names.length - 40} more`) : "");
 }
 
 function explorerSection() {
   if (!DATA.runs.some((run) => run.map)) return null;
-  const labelled = DATA.runs.some((run) => run.map && run.shown.labels);
-  explorer.colouring = labelled ? "class" : "cluster";
+  const labeled = DATA.runs.some((run) => run.map && run.shown.labels);
+  explorer.coloring = labeled ? "class" : "cluster";
   const legend = el("div", { class: "legend pick", role: "group", "aria-label": "Show one group only" });
   const redraw = () => { for (const map of explorer.maps) map.draw(); };
   const controls = el("div", { class: "row" },
-    labelled ? choice("Colour by", [["class", "class"], ["cluster", "cluster"]], "class", (value) => { explorer.colouring = value; explorer.group = null; groupLegend(legend); redraw(); }) : null,
+    labeled ? choice("Color by", [["class", "class"], ["cluster", "cluster"]], "class", (value) => { explorer.coloring = value; explorer.group = null; groupLegend(legend); redraw(); }) : null,
     choice("Show", [[false, "dots"], [true, "pictures"]], false, (value) => { explorer.pictures = value; redraw(); }));
   const detail = el("div", { class: "detail", role: "region", "aria-label": "The chosen image", hidden: true });
   explorer.showChosen = () => {
@@ -380,6 +380,6 @@ function explorerSection() {
   });
   document.body.append(tip);
   return section("explorer", "How it arranges images", ["Every dot is an image; images with similar features lie together. ",
-    el("b", {}, "Good: dots of one colour form islands."), " Point at a dot to see its image; press it for its neighbours and for where its mixtures fall (diamonds: they should lie towards the image they show most of)."],
+    el("b", {}, "Good: dots of one color form islands."), " Point at a dot to see its image; press it for its neighbors and for where its mixtures fall (diamonds: they should lie towards the image they show most of)."],
     controls, legend, panels, words, detail);
 }

@@ -17,7 +17,7 @@ function notesOf(run) {
 function card(run) {
   const knn = lastOf(run, "knn");
   const loss = lastOf(run, "loss");
-  return el("article", { class: "card", run: run.colour },
+  return el("article", { class: "card", run: run.color },
     el("div", { class: "top" }, el("h3", {}, run.name), badge(run)),
     el("p", { class: "big" }, knn !== null ? percent(knn, 1) : loss !== null ? loss.toPrecision(3) : "–"),
     el("p", { class: "small" }, knn !== null ? "k-NN accuracy when last looked at" : loss !== null ? "loss, last" : "no figures yet"),

@@ -23,19 +23,18 @@ function sortable(name, columns, rows) {
     el("table", {}, el("thead", {}, el("tr", {}, heads)), body));
 }
 
-const PROTOCOLS = { knn: "k-NN", linear: "linear", probe: "probe", svm: "SVM", lowshot: "low-shot SVM", semi: "semi-supervised", supervised: "supervised" };
 
 function evaluationSection() {
   const { columns, lines, notes, warnings } = DATA.evaluation;
-  const look = ["How well labelled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
+  const look = ["How well labeled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
     " ± is the standard deviation over seeds or samples. ",
     ...(lines.some((line) => line.cells.some((cell) => cell && cell.paper)) ? [el("span", { class: "paper" }, "Violet figures are the paper's own"), ", for the same settings: not measured here."] : [])];
   if (!lines.length) {
-    return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELLED_IMAGES"), " adds figures."]);
+    return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELED_IMAGES"), " adds figures."]);
   }
   const several = new Set(columns.map((column) => column.data)).size > 1;
   const heads = [{ title: "encoder", text: true }, ...columns.map((column) => ({
-    title: `${PROTOCOLS[column.protocol] || column.protocol} ${column.metric}`, under: several ? column.data : null,
+    title: `${column.protocol} ${column.metric}`, under: several ? column.data : null,
   }))];
   const runOf = (name) => DATA.runs.find((run) => run.name === name);
   const rows = lines.map((line) => ({
@@ -49,7 +48,7 @@ function evaluationSection() {
       }),
     ],
   }));
-  const words = [...new Set(columns.flatMap((column) => column.words.map((each) => `${PROTOCOLS[column.protocol] || column.protocol}: ${each} On ${column.data}.`)))];
+  const words = [...new Set(columns.flatMap((column) => column.descriptions.map((each) => `${column.protocol}: ${each} On ${column.data}.`)))];
   const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.mark}: ${cell.paper.where}`))];
   return section("evaluation", "What it is worth", look, sortable("Evaluation", heads, rows),
     warnings.map((warning) => el("p", { class: "note error" }, warning)),

@@ -1,0 +1,67 @@
+"""`mixview pretrain`: options that start from a recipe or a stored run, and those of one method only."""
+
+from pathlib import Path
+from typing import Any
+
+from mixview.extensions import METHODS, require_consent
+from mixview.parsing import Parser, add_group, finish, make_parser, peek, read_settings, set_defaults
+from mixview.recipes import merge, method_group, read
+from mixview.train.config import DEFAULT_METHOD, PretrainConfig, from_plain
+
+RECIPE = "Recipe to start from (`mixview recipes` lists them), or a YAML file of your own; further options change it."
+METHOD = "Self-supervised method: {}, or your own by import path, such as mine.BarlowTwins."
+TRUST = """Import a backbone, method, mixer or augmentation of your own that a file names: a recipe, or the run that is
+resumed. That runs its code; what you name on the command line needs no such consent."""
+
+
+def parse(prog: str, target: type[PretrainConfig], words: list[str]) -> None:
+    """Parse the options, and train."""
+    parser = build_parser(prog, words)
+    values = parser.parse_args(words).as_dict()
+    config = from_plain(
+        {name: value for name, value in values.items() if name not in ("recipe", "config", "trust_remote_code")}
+    )
+    from mixview.train.pretraining import pretrain  # not before the options are known to be right: it takes seconds
+
+    pretrain(config)
+
+
+def build_parser(prog: str, words: list[str]) -> Parser:
+    """The parser of these words: the method decides which options there are, recipe and stored run their defaults."""
+    given = peek(words, "recipe", "config", "resume", "out", "method", "trust_remote_code")
+    settings, where = starting_settings(given, words)
+    if given["method"]:
+        merge(settings, {"method": given["method"]})
+    method = method_group(settings.pop("method", DEFAULT_METHOD))
+    name = method.pop("name", DEFAULT_METHOD)
+    parser = make_parser(prog, PretrainConfig, skip=("method",))
+    parser.add_argument("--recipe", type=str, help=RECIPE)
+    parser.add_argument("--trust_remote_code", type=bool, default=False, help=" ".join(TRUST.split()))
+    add_group(parser, METHODS.load(name), "method", name, METHOD.format(", ".join(METHODS.names())))
+    finish(parser)
+    set_defaults(parser, settings | {"method": method}, where)
+    return parser
+
+
+def starting_settings(given: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], str]:
+    """The settings of the run that is resumed, of a recipe, or of a file; and where they are from."""
+    settings: dict[str, Any] = {}
+    trust, where = bool(given["trust_remote_code"]), "the command line"
+    if given["resume"]:
+        if given["out"] is None:
+            raise ValueError("--resume needs the folder of the run: give --out")
+        from mixview.runs.run_directory import RunDirectory
+
+        where = str(Path(given["out"]) / "config.yaml")
+        settings = {name: each for name, each in RunDirectory.open(given["out"]).config.items() if name in FIELDS}
+    elif given["recipe"] is not None:
+        where = f"the recipe {given['recipe']}"
+        settings = read(given["recipe"]).settings
+    require_consent(settings, where, trust, words)
+    if given["config"] is not None:
+        merge(settings, read_settings(given["config"], words, trust))
+        where = given["config"]
+    return settings, where
+
+
+FIELDS = PretrainConfig.__dataclass_fields__

@@ -1,0 +1,1 @@
+"""Augmentation policies and the backends that apply them."""

@@ -1,0 +1,174 @@
+"""Decoded images by index, and what happens when one is bad."""
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch.utils.data import get_worker_info
+
+from mixview.data.decode import Decoder, Mode
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.io.environment import process_rank
+from mixview.io.terminal import printable, say
+
+MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
+
+
+def decoder_for(channels: int) -> Decoder:
+    """Decodes images for an encoder of so many channels; of other numbers than 1 and 3, images that are stored so."""
+    return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
+
+
+MAX_LISTED = 3
+"""The most bad images that an error names."""
+
+SMALL = 64
+"""Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
+
+
+@final
+@dataclass(frozen=True)
+class Tolerance:
+    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more.
+
+    Of a small source `count` may be most of it: never more than `most` of the images may be bad.
+    """
+
+    count: int = 10
+    share: float = 0.01
+    most: float = 0.5
+
+    def allows(self, bad: int, total: int) -> bool:
+        """Whether this many bad images out of `total` are still few."""
+        return bad <= min(max(self.count, int(self.share * total)), int(self.most * total))
+
+
+STRICT = Tolerance(0, 0.0)
+"""The first bad image stops."""
+
+
+ANNOUNCED: set[tuple[str, str]] = set()
+"""Lines that were printed already, by source: a command may open several datasets of one."""
+
+
+def announce(source: Source, line: str) -> None:
+    """Print a line about a source on standard error, once."""
+    while (whole := getattr(source, "source", None)) is not None:  # of a part of it
+        source = whole
+    if (repr(source), line) in ANNOUNCED:
+        return
+    ANNOUNCED.add((repr(source), line))
+    if get_worker_info() is None:
+        say(printable(line), sys.stderr)
+    else:  # where standard error may be a progress bar of the process that it was forked from, locked
+        os.write(2, f"{printable(line)}\n".encode())
+
+
+def announce_left_out(source: Source) -> None:
+    """Print what was left out when the source was opened, on the first of several processes."""
+    if process_rank() == 0:
+        for note in source.notes:
+            announce(source, note)
+
+
+@final
+@dataclass(frozen=True)
+class ImageSample:
+    """An image as it was read."""
+
+    pixels: Pixels
+    """[H, W, C]"""
+    index: int
+    """Which image it is: the requested one, or the one that replaces it."""
+
+
+@final
+class ImageDataset:
+    """Decoded images by index. A bad one is skipped, counted, named, and replaced by the next that can be read.
+
+    The replacement is a function of the source alone: `index` gives the same image in every process and epoch. Which
+    images are bad is one byte per image in shared memory, so that workers count together, each bad
+    image once, and none tries it twice.
+
+    Args:
+        source: where the images come from.
+        decoder: how they are decoded.
+        tolerance: how many may be bad before reading stops with the list of them.
+    """
+
+    def __init__(self, source: Source, decoder: Decoder | None = None, tolerance: Tolerance | None = None) -> None:
+        self.source = source
+        self.decoder = Decoder() if decoder is None else decoder
+        self.tolerance = Tolerance() if tolerance is None else tolerance
+        self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
+        self._reasons: dict[int, str] = {}
+        self._check()
+        announce_left_out(source)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> ImageSample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} images")
+        bad = self._bad.numpy()  # the same memory; indexing a tensor makes a tensor
+        for step in range(len(self)):
+            candidate = (index + step) % len(self)
+            if bad[candidate]:
+                continue
+            try:
+                return ImageSample(self.decode(candidate), candidate)
+            except BadImage as error:
+                bad[candidate] = True
+                self._reasons[candidate] = error.reason
+                announce(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
+                self._check()
+        raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
+
+    def decode(self, index: int) -> Pixels:
+        """This very image, or `BadImage`."""
+        return self.decoder(self.source.read(index), self.source.name(index))
+
+    @property
+    def bad(self) -> dict[str, str]:
+        """The bad images so far, those left out on opening first: name, and why."""
+        found = {self.source.name(index): self._reason(index) for index in self._bad.nonzero().flatten().tolist()}
+        return {**self.source.skipped, **found}
+
+    def _reason(self, index: int) -> str:
+        """Why an image is bad; one that another process met is tried again."""
+        if index not in self._reasons:
+            try:
+                self.decode(index)
+                self._reasons[index] = "could not be read before"
+            except BadImage as error:
+                self._reasons[index] = error.reason
+        return self._reasons[index]
+
+    def _check(self) -> None:
+        """Stop when too many are bad."""
+        count = int(self._bad.sum()) + len(self.source.skipped)
+        total = len(self.source) + len(self.source.skipped)
+        allowed = self.tolerance
+        if not allowed.allows(count, total):
+            raise SourceError(
+                f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
+                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: mend or remove them"
+            )
+
+    def _list(self) -> str:
+        """The first of the bad images; all have been named as they were met."""
+        skipped = [f"{name} {reason}" for name, reason in self.source.skipped.items()]
+        bad = self._bad.nonzero().flatten().tolist()
+        some = bad[: max(0, MAX_LISTED - len(skipped))]  # another process may have met them: not all are tried again
+        shown = [*skipped[:MAX_LISTED], *(f"{self.source.name(index)} {self._reason(index)}" for index in some)]
+        more = len(skipped) + len(bad) - len(shown)
+        return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def natural_size(reader: ImageDataset) -> int:
+    """The size of views for these images: their own where they are small, else 224."""
+    height, width = reader[0].pixels.shape[:2]
+    return min(height, width) if max(height, width) <= SMALL else 224

@@ -1,0 +1,290 @@
+"""From the bytes of an image file to pixels, read as a person would see them.
+
+EXIF orientation is applied, CMYK and palettes become RGB, 16 bits become 8 (Pillow alone would clip them), what is
+transparent shows white behind it, and of an animation the first frame is taken. What cannot be read raises `BadImage`
+with the name of the file and the reason. Nothing global is changed: Pillow's own settings stay the program's.
+
+JPEG goes to libjpeg-turbo directly (simplejpeg), which decodes to the same pixels as Pillow in less time. Pillow has
+the last word: whatever libjpeg-turbo so much as warns of, and CMYK, is read, or rejected, by Pillow.
+"""
+
+import functools
+import importlib
+import io
+from dataclasses import dataclass
+from typing import Any, Literal, final, get_args
+
+import numpy as np
+import simplejpeg
+from PIL import Image, ImageFile
+
+from mixview.data.sources.base import BadImage, Pixels
+
+Mode = Literal["RGB", "L", "stored", "palette"]
+
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"}
+)
+"""File names that end like this (in any case) are taken for images, and those of HEIC where it can be read."""
+
+HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
+HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
+HEIC_REMEDY = "pip install pillow-heif"
+UNREAD_SUFFIXES = frozenset(
+    {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2", ".srw"}  # what cameras call raw
+    | {".jxl", ".psd", ".svg", ".eps", ".ai", ".tga", ".ico", ".icns", ".exr", ".hdr", ".dcm", ".xcf", ".pcx", ".heics"}
+)
+"""Files that end like this are pictures that are never read: whoever has them gets a note."""
+
+MAX_PIXELS = 89_478_485
+"""Pillow's own limit against decompression bombs: a quarter of a gigabyte in RGB."""
+
+# Raster formats that say what they are in their first bytes: no interpreter (EPS starts Ghostscript), and none that any
+# garbage passes for (TGA).
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI")
+
+JPEG_START = b"\xff\xd8\xff"
+# What a JPEG is stored as -> what it is decoded to. The gray of a colored one is Pillow's, as for every other format.
+JPEG_COLORS = {"YCbCr": "RGB", "RGB": "RGB", "Gray": "GRAY"}
+
+# EXIF orientation -> the transposition that undoes it.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+ORIENTATION = 0x0112
+
+
+@final
+@dataclass(frozen=True)
+class Decoder:
+    """Turns what a source reads into pixels [H, W, C]."""
+
+    mode: Mode = "RGB"
+    """RGB, L (grayscale), stored (whatever channels there are), or palette (a mask: the numbers of its colors)."""
+
+    max_pixels: int = MAX_PIXELS
+    """Larger images are rejected before they are unpacked, so that a small file cannot fill the memory."""
+
+    channels: int | None = None
+    """Images that have another number are bad, where one is set: networks and batches take no two kinds."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {self.mode!r}")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+
+    def __call__(self, data: bytes | Pixels, name: str = "image") -> Pixels:
+        """The pixels of an encoded file, or of an array that already holds pixels; `name` is for the error message."""
+        pixels = self._decode(data, name)
+        if self.channels not in (None, pixels.shape[2]):
+            raise BadImage(name, f"has {pixels.shape[2]} channels, and images of {self.channels} are asked for")
+        return pixels
+
+    def _decode(self, data: bytes | Pixels, name: str) -> Pixels:
+        """The pixels, of whatever channels."""
+        if isinstance(data, np.ndarray):
+            return channels_as(self.mode, data, name)
+        if data.startswith(JPEG_START) and self.mode != "palette":
+            pixels = self._decode_jpeg(data, name)
+            if pixels is not None:
+                return channels_as(self.mode, pixels, name)
+        image = open_encoded(data, name)
+        self._check_size(*image.size, name)
+        try:
+            image.load()
+            return convert(upright(image), self.mode, name)
+        except (BadImage, MemoryError):
+            raise
+        except Exception as error:  # a broken file makes Pillow's plugins raise almost anything
+            raise BadImage(name, f"is broken or truncated ({error})") from error
+
+    def _check_size(self, width: int, height: int, name: str) -> None:
+        if width * height > self.max_pixels:
+            raise BadImage(
+                name,
+                f"{width}×{height} is {width * height / 1e6:.0f} million pixels and the limit is "
+                f"{self.max_pixels / 1e6:.0f} million: shrink the image, or raise max_pixels",
+            )
+
+    def _decode_jpeg(self, data: bytes, name: str) -> Pixels | None:
+        """[H, W, 3 or 1] of a sound JPEG in color or in gray, None of any other."""
+        try:
+            height, width, colors, _ = simplejpeg.decode_jpeg_header(data)
+        except (ValueError, OverflowError):
+            return None
+        if colors not in JPEG_COLORS:
+            return None
+        self._check_size(int(width), int(height), name)
+        turn = None
+        if has_application_data(data):
+            try:
+                turn = orientation(open_encoded(data, name))
+            except BadImage:
+                return None
+        try:
+            pixels: Pixels = simplejpeg.decode_jpeg(data, JPEG_COLORS[colors])
+        except ValueError:
+            return None
+        return pixels if turn is None else turned(pixels, turn)
+
+
+def has_application_data(data: bytes) -> bool:
+    """Whether a JPEG has a segment in which EXIF or XMP could say how it is to be turned, or looks odd."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xDA:  # the pixels begin
+            return False
+        if marker == 0xE1:
+            return True
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return True
+
+
+@functools.cache
+def heic_plugin() -> Any:
+    """What opens HEIC, as Pillow's own plugins do; None where pillow-heif is not installed."""
+    try:
+        # The class alone: to register it would change Pillow for the whole program.
+        return importlib.import_module("pillow_heif").HeifImageFile
+    except ImportError:
+        return None
+
+
+def reads(suffix: str) -> bool:
+    """Whether a file whose name ends like this is taken for an image."""
+    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and heic_plugin() is not None)
+
+
+def unread_remedy(suffix: str) -> str | None:
+    """What to do about a picture of a kind that is not read; None for what is read, and for what is no picture."""
+    if suffix in HEIC_SUFFIXES and heic_plugin() is None:
+        return HEIC_REMEDY
+    return "convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else None
+
+
+def open_encoded(data: bytes, name: str) -> ImageFile.ImageFile:
+    """The image with its header read and its pixels not, whatever its size.
+
+    `Image.open` would hold every image against a limit that is global to the program; this asks the same plugins.
+    """
+    if not data:
+        raise BadImage(name, "is empty (0 bytes)")
+    prefix = data[:16]
+    reason = None
+    for attempt in (Image.preinit, Image.init):  # the five common formats, and if it is none of these, all
+        attempt()
+        for key in FORMATS:
+            if key not in Image.OPEN:
+                continue
+            factory, accept = Image.OPEN[key]
+            try:
+                if accept is not None and accept(prefix) is True:
+                    return factory(io.BytesIO(data), name)
+            except MemoryError:
+                raise
+            except Exception as error:  # as above
+                reason = error
+    if prefix[4:8] == b"ftyp":
+        if prefix[8:12] in HEIC_BRANDS and reason is None:
+            return open_heic(data, name)
+        if prefix[8:12] in (b"avif", b"avis") and "AVIF" not in Image.OPEN:
+            raise BadImage(name, "is AVIF, which this Pillow cannot read: pip install --upgrade pillow")
+    if reason is not None:
+        raise BadImage(name, f"is broken or truncated ({reason})") from reason
+    raise BadImage(name, f"is not an image (its first bytes are {prefix!r})")
+
+
+def open_heic(data: bytes, name: str) -> ImageFile.ImageFile:
+    """`open_encoded` for HEIC."""
+    plugin = heic_plugin()
+    if plugin is None:
+        raise BadImage(name, f"is HEIC, which needs another package: {HEIC_REMEDY}")
+    try:
+        image: ImageFile.ImageFile = plugin(io.BytesIO(data), name)
+        return image
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise BadImage(name, f"is broken or truncated ({error})") from error
+
+
+def orientation(image: Image.Image) -> int | None:
+    """How EXIF says that the image is to be turned; EXIF that cannot be read says nothing."""
+    try:
+        value = image.getexif().get(ORIENTATION)
+        return int(value) if value in UPRIGHT else None
+    except Exception:  # corrupt EXIF makes Pillow raise anything from struct.error to SyntaxError
+        return None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says."""
+    turn = orientation(image)
+    return image if turn is None else image.transpose(UPRIGHT[turn])
+
+
+def turned(pixels: Pixels, turn: int) -> Pixels:
+    """`UPRIGHT` for pixels [H, W, C]: orientations from 5 on swap the sides, and these of either kind mirror them."""
+    if turn >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if turn in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if turn in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
+    """A loaded image in the mode that is asked for."""
+    if mode == "palette":
+        if image.mode not in ("P", "L"):
+            raise BadImage(name, f"is a mask of mode {image.mode}: save it with a palette or as 8-bit grayscale")
+        return np.array(image)[:, :, None]
+    if image.mode.startswith(("I", "F")):
+        return channels_as(mode, eight_bits(image, name)[:, :, None], name)
+    if image.mode == "1":
+        image = image.convert("L")
+    elif image.mode in ("P", "PA"):
+        image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
+    elif "transparency" in image.info and image.mode in ("L", "RGB"):  # one color stands for transparent
+        image = image.convert("LA" if image.mode == "L" else "RGBA")
+    if mode != "stored":
+        if image.mode in ("LA", "La", "RGBA", "RGBa"):
+            image = image.convert("RGBA")
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image).convert("RGB")
+        if image.mode != mode:
+            image = image.convert(mode)
+    pixels = np.array(image)  # a copy: tensors are made of it, and they must not share Pillow's memory
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def eight_bits(image: Image.Image, name: str) -> Pixels:
+    """[H, W] of 16-bit grayscale, scaled (Pillow's own conversion clips everything above 255 to white)."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+        raise BadImage(
+            name, f"has pixels of mode {image.mode} from {values.min()} to {values.max()}: save it with 8 or 16 bits"
+        )
+    return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+
+
+def channels_as(mode: Mode, pixels: Pixels, name: str) -> Pixels:
+    """Pixels [H, W, C] with the channels of the mode."""
+    channels = pixels.shape[2]
+    if mode in ("stored", "palette") or channels == (3 if mode == "RGB" else 1):
+        return pixels
+    if channels == 1:
+        return np.repeat(pixels, 3, axis=2)
+    if channels == 3:
+        return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
+    raise ValueError(f'{name} has {channels} channels, which cannot become {mode}: use mode="stored"')

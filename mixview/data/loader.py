@@ -1,0 +1,436 @@
+"""Batches of views that do not depend on who makes them: the number of workers, processes and restarts.
+
+    sampler = EpochSampler(len(images), batch_size=256, seed=0, rank=rank, world_size=world_size)
+    loader = view_loader(images, load_policy("simclr"), sampler, workers=4)
+    for epoch in range(200):
+        sampler.set_epoch(epoch)
+        for views, indices in loader: ...               # one tensor [B, C, S, S] per view
+
+No worker remembers an epoch. `EpochSampler` hands out (epoch, index) pairs from the main process, and a view is a
+function of (seed, epoch, index): persistent workers cannot be an epoch behind, and `sampler.set_epoch(epoch, start)`
+resumes in the middle of an epoch.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from mixview.data.augment import numba_backend, reference
+from mixview.data.augment.policies import Policy
+from mixview.data.augment.torch_backend import RawBatch, make_views, pack_raw_batch, require_augmentations
+from mixview.data.sources.base import Pixels
+from mixview.rng import seed_from
+
+Key = tuple[int, int]
+"""(epoch, index)"""
+Item = tuple[tuple[Tensor, ...], int]
+"""All views, [C, S, S] each, and the index of the image they show."""
+Batch = tuple[tuple[Tensor, ...], Tensor]
+"""All views, [B, C, S, S] each, and the indices [B]."""
+Backend = Literal["numba", "reference"]
+
+SMALL = 128 * 128
+"""Images of at most so many pixels are gathered and augmented in one call; larger ones as they come."""
+
+
+class ImageSample(Protocol):
+    """An image as it was read."""
+
+    @property
+    def pixels(self) -> Pixels: ...
+
+    @property
+    def index(self) -> int:
+        """Which image it is: the requested one, or one that replaces it."""
+
+
+class Images(Protocol):
+    """Decoded images by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> ImageSample: ...
+
+
+@final
+class ViewDataset(Dataset[Item]):
+    """All views of the images, by (epoch, index).
+
+    A list of keys gives a finished batch: views are made where they are to be, in memory that a worker shares with the
+    training process.
+
+    Args:
+        images: decoded images by index.
+        policy: how each view is made.
+        seed: seed of the views.
+        backend: the native kernel, or the plain reference.
+    """
+
+    def __init__(self, images: Images, policy: Policy, seed: int = 0, backend: Backend = "numba") -> None:
+        self.images = images
+        self.policy = policy
+        self.seed = seed
+        self.backend = backend
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: Key) -> Item:
+        epoch, index = key
+        sample = self.images[index]
+        if self.backend == "numba":
+            return numba_backend.make_views(sample.pixels, self.seed, epoch, index, self.policy), sample.index
+        return reference.make_views(to_tensor(sample.pixels), self.seed, epoch, index, self.policy), sample.index
+
+    def __getitems__(self, keys: list[Key]) -> Batch:
+        """The batch of these keys, in their order."""
+        views = tuple[Tensor, ...]()
+        indices = list[int]()
+        waiting = list[Pixels]()
+
+        def make() -> None:
+            """The views of the images that wait, which are the last that were read."""
+            start = len(indices) - len(waiting)
+            rows = [view[start : len(indices)] for view in views]
+            if self.backend == "numba":
+                seeds = [seed_from("views", self.seed, *key) for key in keys[start : len(indices)]]
+                images = np.stack(waiting) if len(waiting) > 1 else waiting[0][None]
+                numba_backend.fill_views(images, seeds, self.policy, rows)
+            else:
+                made = reference.make_views(to_tensor(waiting[0]), self.seed, *keys[start], self.policy)
+                for row, view in zip(rows, made, strict=True):
+                    row.copy_(view[None])
+            waiting.clear()
+
+        for _, index in keys:
+            sample = self.images[index]
+            pixels = sample.pixels
+            if not views:
+                channels = pixels.shape[2]
+                views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
+            check_channels(sample, views[0].shape[1])
+            if waiting and waiting[-1].shape != pixels.shape:
+                make()
+            waiting.append(pixels)
+            indices.append(sample.index)
+            if self.backend == "reference" or pixels.shape[0] * pixels.shape[1] > SMALL:
+                make()
+        if waiting:
+            make()
+        if not views:
+            raise ValueError("a batch of no images has no views")
+        return views, torch.tensor(indices)
+
+
+@final
+class RawBatchDataset(Dataset[RawBatch]):
+    """Pixels and sampled parameters by (epoch, index), of which a device makes the views.
+
+    Args:
+        images: decoded images by index.
+        policy: how each view is made.
+        seed: seed of the views.
+    """
+
+    def __init__(self, images: Images, policy: Policy, seed: int = 0) -> None:
+        require_augmentations(policy)
+        self.images = images
+        self.policy = policy
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitems__(self, keys: list[Key]) -> RawBatch:
+        """The batch of these keys, in their order."""
+        samples = [self.images[index] for _, index in keys]
+        for sample in samples:
+            check_channels(sample, samples[0].pixels.shape[2])
+        seeds = [seed_from("views", self.seed, *key) for key in keys]
+        pixels, indices = [each.pixels for each in samples], [each.index for each in samples]
+        return pack_raw_batch(pixels, seeds, indices, self.policy, new_tensor)
+
+
+def check_channels(sample: ImageSample, channels: int) -> None:
+    """Raise if an image has other channels than its batch."""
+    if sample.pixels.shape[2] != channels:
+        raise ValueError(
+            f"image {sample.index} has {sample.pixels.shape[2]} channels and others of its batch have {channels}: "
+            'decode all of them to RGB or to L rather than as they are "stored"'
+        )
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """An empty tensor; in a worker, in shared memory: to send any other means to copy it there."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.empty(0, dtype=dtype).set_(torch.UntypedStorage._new_shared(size)).view(shape)
+
+
+def keep_batch(batch: Any) -> Any:
+    """Collate nothing: a data set's `__getitems__` returns finished batches."""
+    return batch
+
+
+class WorkerDied(RuntimeError):
+    """A process that reads images ended: the message says what to do about it."""
+
+
+def explain_lost_worker(error: BaseException) -> WorkerDied | None:
+    """What torch says when a worker has died, in one sentence; None for any other error.
+
+    torch raises it wherever the main process is at that moment, in the middle of a training step as well, or while a
+    checkpoint is written, which then fails in its turn.
+    """
+    found = re.match(
+        r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error)
+    )
+    if found is None:
+        return None if error.__context__ is None else explain_lost_worker(error.__context__)
+    return WorkerDied(
+        f"a process that reads images died ({found[2]}, process {found[1]}): if memory is short, use fewer --workers; "
+        "--workers 0 reads without such processes"
+    )
+
+
+@final
+class WorkerError:
+    """An error in a worker, on its way to the main process as the object that it is."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@final
+class ErrorForwarding(Dataset[Any]):
+    """A dataset whose errors reach the main process as they are; torch would send a traceback as their text."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._forward(self.dataset.__getitem__, key)
+
+    def __getitems__(self, keys: list[Any]) -> Any:
+        return self._forward(self.dataset.__getitems__, keys)
+
+    def _forward(self, get: Any, key: Any) -> Any:
+        try:
+            return get(key)
+        except (ValueError, OSError) as error:
+            if get_worker_info() is None:
+                raise
+            return WorkerError(error)
+
+
+@final
+class Loader(DataLoader[Any]):
+    """torch's loader for whole batches, whose errors are those of the dataset, and which says when a worker died.
+
+    Args:
+        dataset: makes a batch of a list of keys, or one item of a key.
+        workers: worker processes; 0 for this process.
+        options: further options of torch's loader.
+    """
+
+    def __init__(self, dataset: Any, *, workers: int, **options: Any) -> None:
+        super().__init__(
+            ErrorForwarding(dataset),
+            collate_fn=keep_batch,
+            num_workers=workers,
+            worker_init_fn=ignore_signals if workers > 0 else None,
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        try:
+            for batch in super().__iter__():
+                if isinstance(batch, WorkerError):
+                    raise batch.error
+                yield batch
+        except RuntimeError as error:
+            raise explain_lost_worker(error) or error from None
+
+
+@final
+class EpochSampler(Sampler[list[Key]]):
+    """The batches of an epoch: this process's part of each, as (epoch, index) pairs.
+
+    An epoch's order is a function of (seed, epoch). `batch_size` counts the images of all processes together: rank r of
+    W takes the r-th W-th of every batch, so that the ranks' parts, one after the other, are the batch that a single
+    process would take.
+
+    Args:
+        count: number of images.
+        batch_size: images per step, over all processes.
+        seed: seed of the order.
+        rank: rank of this process.
+        world_size: number of processes.
+        shuffle: whether to shuffle at all.
+        drop_last: leave out the short last batch; otherwise the parts of it may differ by one image, and only one of
+            fewer images than there are processes is left out.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: bool = True,
+        drop_last: bool = True,
+    ) -> None:
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"rank must be within 0 … world_size - 1, got rank {rank} of {world_size}")
+        if batch_size < 1 or batch_size % world_size:
+            nearest = max(world_size, round(batch_size / world_size) * world_size)
+            raise ValueError(f"batch_size {batch_size} does not divide over {world_size} processes; use {nearest}")
+        if count < (batch_size if drop_last else world_size):
+            largest = count // world_size * world_size
+            raise ValueError(
+                f"{count} images do not fill one batch of {batch_size}; use a batch of at most {largest}"
+                if largest
+                else f"{count} images are too few for {world_size} processes; use at most {max(count, 1)}"
+            )
+        self.count = count
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.epoch = 0
+        self.start = 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Make the next iteration run over this epoch, from batch `start` on."""
+        if epoch < 0 or not 0 <= start <= self.batches_per_epoch:
+            raise ValueError(
+                f"there is no batch {start} in epoch {epoch}: an epoch has {self.batches_per_epoch} batches"
+            )
+        self.epoch = epoch
+        self.start = start
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in a whole epoch."""
+        last = 0 if self.drop_last else int(self.count % self.batch_size >= self.world_size)
+        return self.count // self.batch_size + last
+
+    def __len__(self) -> int:
+        """Batches still to come in this epoch."""
+        return self.batches_per_epoch - self.start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        epoch = self.epoch  # a `set_epoch` during the iteration is for the next one
+        order = epoch_order(self.count, self.seed, epoch) if self.shuffle else torch.arange(self.count)
+        for step in range(self.start, self.batches_per_epoch):
+            whole = order[step * self.batch_size : (step + 1) * self.batch_size]
+            start, end = (len(whole) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+            part = whole[start:end]
+            yield [(epoch, index) for index in part.tolist()]
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """[count] the order of the images in an epoch, a function of the arguments alone."""
+    generator = torch.Generator().manual_seed(seed_from("order", seed, epoch))
+    return torch.randperm(count, generator=generator)
+
+
+def view_loader(
+    images: Images,
+    policy: Policy,
+    sampler: EpochSampler,
+    *,
+    workers: int = 0,
+    pin_memory: bool = False,
+    prefetch: int = 2,
+    backend: Backend = "numba",
+    device: torch.device | None = None,
+) -> "Loader | DeviceViewLoader":
+    """A loader of (views, indices [B]), bit for bit the same with any number of workers; views are [B, C, S, S] each.
+
+    Args:
+        images: decoded images by index.
+        policy: how each view is made.
+        sampler: which images when.
+        workers: processes that make views; 0 for the one that trains.
+        pin_memory: so that batches can be copied to a GPU while it computes.
+        prefetch: batches that each worker is ahead.
+        backend: the native kernel, or the plain reference: the same views to four decimals.
+        device: make the views there instead, of pixels that the workers send: again the same to four decimals.
+    """
+    if len(images) != sampler.count:
+        raise ValueError(f"the batches are for {sampler.count} images and there are {len(images)}")
+    if backend == "numba":
+        numba_backend.prepare()  # here, so that workers need not compile, each for itself
+    dataset: Dataset[Any] = (
+        ViewDataset(images, policy, sampler.seed, backend)
+        if device is None
+        else RawBatchDataset(images, policy, sampler.seed)
+    )
+    loader = Loader(
+        dataset,
+        workers=workers,
+        batch_sampler=sampler,
+        pin_memory=pin_memory,
+        persistent_workers=workers > 0,
+        prefetch_factor=prefetch if workers > 0 else None,
+    )
+    return loader if device is None else DeviceViewLoader(loader, policy, device)
+
+
+@final
+class DeviceViewLoader:
+    """A loader of the same batches as `view_loader`'s, whose views are made on a device.
+
+    Args:
+        raw_batches: the loader of raw batches.
+        policy: how each view is made.
+        device: the device.
+    """
+
+    def __init__(self, raw_batches: Loader, policy: Policy, device: torch.device) -> None:
+        self.raw_batches = raw_batches
+        self.policy = policy
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self.raw_batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.raw_batches:
+            yield make_views(batch, self.policy, self.device), batch.indices
+
+
+def ignore_signals(worker: int) -> None:
+    """Leave signals to the main process: Ctrl-C and schedulers signal the workers too, before the run has saved.
+
+    Of SIGTERM only the first is let pass: the next is the main process ending its workers.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+
+
+def to_tensor(pixels: Pixels) -> Tensor:
+    """[H, W, C] pixels as an image [C, H, W], of the same type."""
+    if not pixels.flags.writeable:
+        pixels = pixels.copy()  # torch warns of arrays it could write to and must not
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def default_workers(processes: int) -> int:
+    """A share of the cores, less the one that trains."""
+    return max(0, (os.cpu_count() or 1) // max(processes, 1) - 1)

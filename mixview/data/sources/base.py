@@ -1,0 +1,94 @@
+"""What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Pixels = npt.NDArray[np.uint8]
+"""Decoded pixels, [H, W, C]."""
+
+
+class SourceError(ValueError):
+    """A source that cannot be opened, or that fails as a whole: the message says what to do about it."""
+
+
+class BadImage(ValueError):
+    """One image that cannot be read. `mixview.data.dataset` skips, counts and names it, and goes on."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)  # both, so that it survives the pickle from a worker process
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class Objects(NamedTuple):
+    """The objects in one image, K of them."""
+
+    boxes: npt.NDArray[np.float32]
+    """[K, 4] left, top, right, bottom in pixels, right and bottom exclusive."""
+    classes: npt.NDArray[np.int64]
+    """[K] index into the source's `classes`."""
+    difficult: npt.NDArray[np.bool_]
+    """[K] VOC's "difficult" flag."""
+    crowd: npt.NDArray[np.bool_]
+    """[K] COCO's "iscrowd" flag."""
+    masks: npt.NDArray[np.bool_] | None
+    """[K, H, W], or None where the source has no masks."""
+    areas: npt.NDArray[np.float64] | None = None
+    """[K] as annotated, where they are; COCO tells small objects from large by them."""
+
+
+class Source(ABC):
+    """Images by index. Labels are optional: a source without them says None.
+
+    A source is cheap to pickle and to share with worker processes: it holds arrays, not lists of Python strings.
+    """
+
+    kind: ClassVar[str]
+    """What it is, in one word: folder, voc, coco, scenes …"""
+
+    classes: tuple[str, ...] | None = None
+    """The names of the classes, in the order of their index."""
+
+    skipped: Mapping[str, str] = MappingProxyType({})
+    """What looked like an image and was left out on opening: its name, and why. It counts as a bad image."""
+
+    notes: tuple[str, ...] = ()
+    """What to tell the user of what was left out on opening."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> bytes | Pixels:
+        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decode`, or pixels.
+
+        Raises `BadImage` when this one image cannot be read, and `SourceError` when the source as a whole fails.
+        """
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """A name for people and for lists of files, unique and stable: a relative path, or a number."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Count, total bytes and a hash of names and sizes (`.fingerprint`), without reading any image."""
+
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """[N] the class of each image, where each has exactly one."""
+        return None
+
+    def label_sets(self) -> npt.NDArray[np.int8] | None:
+        """[N, classes] 1 present, 0 absent, -1 present only as "difficult", where an image has several classes."""
+        return None
+
+    def objects(self, index: int) -> Objects | None:
+        """The objects in an image, where the source has boxes."""
+        return None

@@ -1,0 +1,73 @@
+"""Which images a run was trained on, so that an evaluation can tell whether it tests on the same ones.
+
+An image is known by a hash of its content: the bytes of its file, or its pixels. The name, the folder and the split
+that it is in do not matter; another encoding of the same picture is another image.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mixview.data.sources.base import BadImage, Pixels, Source
+from mixview.io.atomic import atomic_write
+
+Identities = npt.NDArray[np.uint64]
+
+MAX_SAMPLED = 100_000
+"""Of a larger source so many images, evenly chosen, are recorded."""
+
+
+def identity(stored: bytes | Pixels) -> int:
+    """A number for the content of an image."""
+    digest = hashlib.blake2b(digest_size=8)
+    if not isinstance(stored, bytes):
+        digest.update(str(stored.shape).encode())
+        stored = np.ascontiguousarray(stored).tobytes()
+    digest.update(stored)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def identities(source: Source, indices: Iterable[int]) -> Identities:
+    """[M] the numbers of these images, those that can be read."""
+    found = []
+    for index in indices:
+        try:
+            found.append(identity(source.read(index)))
+        except BadImage:
+            continue
+    return np.array(found, dtype=np.uint64)
+
+
+def find_shared(source: Source, others: Identities) -> npt.NDArray[np.bool_]:
+    """[N] whether each image of a source has the content of one of these; one that cannot be read has not."""
+    shared = [np.isin(identities(source, [index]), others).any() for index in range(len(source))]
+    return np.array(shared, dtype=np.bool_)
+
+
+def sample_identities(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0) -> Identities:
+    """[M] the numbers of a source's images, sorted: of all, or of an even sample where they are many or slow to read.
+
+    Images are only read, not decoded. Every further one of a sequence that stays even wherever time runs out is taken.
+    """
+    count = min(len(source), most)
+    chosen = np.linspace(0, len(source) - 1, count).astype(np.int64)
+    golden = (np.arange(count) * 0.6180339887498949) % 1.0  # any beginning of this order is spread evenly
+    end = time.monotonic() + seconds
+    parts = []
+    for part in np.array_split(chosen[np.argsort(np.argsort(golden, kind="stable"), kind="stable")], -(-count // 64)):
+        parts.append(identities(source, part.tolist()))
+        if time.monotonic() > end:
+            break
+    return np.sort(np.concatenate(parts))
+
+
+def save_identities(path: Path, source: Source) -> None:
+    """Write which images a source has, and how many, unless the file is there already."""
+    if not path.exists():
+        sampled = sample_identities(source)
+        with atomic_write(path) as file:
+            np.savez(file, identities=sampled, count=np.array(len(source)))

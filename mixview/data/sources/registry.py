@@ -1,0 +1,216 @@
+"""Any source by its path or its name. What a path is, is seen by looking at it; there is no registry to edit."""
+
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from mixview.data.sources import cifar, coco, huggingface, idx, stl10, voc, webdataset
+from mixview.data.sources.arrays import Npz
+from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.files import (
+    ClassFolders,
+    FileList,
+    Folder,
+    enter_split,
+    looks_like_classes,
+    require_folder,
+    subfolders,
+)
+from mixview.data.sources.splits import parse_range, take_range
+from mixview.options import SourceOptions as SourceOptions
+from mixview.options import allows, brief, describe, did_you_mean
+
+"""Options of a source, as settings hold them: plain values, which no parser can take for anything else."""
+
+LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
+
+
+@dataclass(frozen=True)
+class DatasetFormat:
+    """A kind of source: how it is built, how it is recognized, and a line about it."""
+
+    make: Callable[..., Source]
+    about: str
+    locate: Callable[[Path], Path | None] | None = None
+    """The folder of such a source at a path (itself, or one in it), None if there is none there."""
+
+
+FORMATS: dict[str, DatasetFormat] = {
+    "voc": DatasetFormat(
+        voc.Voc, "PASCAL VOC: a VOC2007 folder, or the VOCdevkit around one or more years", voc.locate
+    ),
+    "coco": DatasetFormat(coco.Coco, "COCO: the folder of annotations/instances_*.json and the images", coco.locate),
+    "cifar": DatasetFormat(cifar.Cifar, "CIFAR-10 or -100: a folder such as cifar-10-batches-py", cifar.locate),
+    "stl10": DatasetFormat(stl10.Stl10, "STL-10: stl10_binary", stl10.locate),
+    "idx": DatasetFormat(idx.Idx, "Fashion-MNIST, MNIST …: a folder of idx files, .gz or not", idx.locate),
+    "huggingface": DatasetFormat(
+        huggingface.HuggingFace, "a folder that Hugging Face datasets saved to disk", huggingface.locate
+    ),
+    "webdataset": DatasetFormat(
+        webdataset.WebDataset,
+        "tar shards: a folder, train-{000..146}.tar, https://…/{000..146}.tar",
+        webdataset.locate,
+    ),
+    "imagefolder": DatasetFormat(ClassFolders, "one subfolder a class (ImageNet as well), or train/ and val/ of such"),
+    "folder": DatasetFormat(Folder, "any folder of images, at any depth, without labels"),
+    "list": DatasetFormat(FileList, "a text or CSV file of paths, with or without labels"),
+    "npz": DatasetFormat(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
+}
+"""What a path can be."""
+
+NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cifar10": ("CIFAR-10", ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10*.npz")),
+    "cifar100": ("CIFAR-100", ("cifar-100-python", "cifar-100-binary")),
+    "stl10": ("STL-10", ("stl10_binary",)),
+    "fashion-mnist": ("Fashion-MNIST", ("FashionMNIST/raw", "fashion-mnist", str(idx.DEBIAN))),
+    "imagenet": ("ImageNet", ("imagenet", "ImageNet", "ILSVRC/Data/CLS-LOC", "ILSVRC2012")),
+    "imagenette": ("Imagenette", ("imagenette", "imagenette2*")),
+    "voc2007": ("PASCAL VOC 2007", ("VOCdevkit/VOC2007", "VOC2007")),
+    "voc2012": ("PASCAL VOC 2012", ("VOCdevkit/VOC2012", "VOC2012")),
+    "voc": ("PASCAL VOC, all years there are", ("VOCdevkit",)),
+    "coco": ("COCO", ("coco", "COCO", "coco2017")),
+}
+"""Published data sets, and where they lie in the folder of data sets (`MIXVIEW_DATA`)."""
+
+
+def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | None = None, **options: Any) -> Source:
+    """The source at a path, or of a name.
+
+    Args:
+        spec: a path, an address, or a name such as cifar10 (found in the folder that `MIXVIEW_DATA` names) or scenes
+            (drawn by mixview itself). What exists as a path is a path.
+        split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
+            which every class has its share.
+        kind: what the path is (see `FORMATS`), where looking at it would say something else.
+        options: of the kind: see its constructor. They may come from a file that somebody else wrote: where to write is
+            none of them.
+    """
+    if "split" in options:  # an argument by name, or one of the user's options
+        given = options.pop("split")
+        if split is not None and given not in (None, split):
+            raise SourceError(f"the data has two splits, {split!r} and, among its options, {given!r}: give one of them")
+        split = given if split is None else split
+    if split is not None and not isinstance(split, str):
+        raise SourceError(f"{split!r} is no split: give its name, such as train")
+    if split is not None and "[" in split:
+        name, part = parse_range(split)
+        if part is None:
+            raise SourceError(f"{split!r} is no part of a split: write train[:5000], train[5000:10000] or train[5000:]")
+        return take_range(open_dataset(spec, name, kind=kind, **options), part.start, part.stop)
+    text = str(spec)
+    if text == "scenes" and kind is None:
+        scenes = importlib.import_module("mixview.data.synthetic.scenes")
+        return build("scenes", scenes.Scenes, {"split": split, **options})
+    if text in NAMES and kind is None and not Path(text).exists():
+        spec = find_named(text)
+    kind, place = (kind, spec) if kind is not None else recognize(spec)
+    if not isinstance(kind, str) or kind not in FORMATS:
+        raise SourceError(f"there is no kind of source {brief(kind)}{suggest(str(kind), FORMATS)}")
+    return build(kind, FORMATS[kind].make, {"split": split, **options}, place)
+
+
+def other_parts(spec: str, source: Source, names: Iterable[str], **options: Any) -> Iterator[tuple[str, Source]]:
+    """The parts of a dataset with these names, such as ("val", "test"), which are there and are not `source` itself."""
+    for name in names:
+        try:
+            part = open_dataset(spec, name, **options)
+        except (SourceError, ValueError):
+            continue
+        if part.fingerprint() != source.fingerprint():
+            yield name, part
+
+
+def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *place: Any) -> Source:
+    """Construct a source; raise if it does not have an option, and name the one that was probably meant."""
+    options = {name: value for name, value in options.items() if not (name == "split" and value is None)}
+    known = list(inspect.signature(make).parameters)[len(place) :]
+    for name in options:
+        if name not in known:
+            if name == "split":
+                raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, known)}")
+    if not isinstance(options.get("cache", False), bool):
+        raise SourceError(
+            f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
+            "MIXVIEW_CACHE to the folder"
+        )
+    check_types(kind, make, options)
+    return make(*place, **options)
+
+
+def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any]) -> None:
+    """Raise if an option, as a file or a command line gives it, is of another type than the source takes."""
+    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    for name, value in options.items():
+        if not allows(hints[name], value):
+            raise SourceError(
+                f"{name} {brief(value)} does not fit a source of kind {kind}: it must be {describe(hints[name])}"
+            )
+
+
+def recognize(spec: str | Path) -> tuple[str, str | Path]:
+    """What a path is, and where exactly."""
+    text, path = str(spec), Path(spec)
+    if webdataset.is_url(text) or path.suffix == ".tar" or (not path.exists() and ".tar" in text):
+        return "webdataset", text
+    if path.is_file():
+        suffix = path.suffix.lower()
+        if suffix == ".npz":
+            return "npz", path
+        if suffix in LIST_SUFFIXES:
+            return "list", path
+        raise SourceError(f"{path} is a file that is no source: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …")
+    if not path.exists():
+        hint = suggest(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
+        raise SourceError(f"there is neither a path nor a source named {text}{hint}")
+    require_folder(path)
+    found = [(kind, family.locate(path)) for kind, family in FORMATS.items() if family.locate]
+    places = [(kind, place) for kind, place in found if place is not None]
+    if len(places) > 1:
+        names = ", ".join(str(place) for _, place in places)
+        raise SourceError(f"{path} holds several data sets, {names}: give the path of one")
+    if places:
+        kind, place = places[0]
+        others = [each.name for each in subfolders(path) if each not in (place, *place.parents)]
+        if place != path and others:  # a folder of data sets, of which one is recognized
+            raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
+        return kind, place
+    return ("imagefolder" if looks_like_classes(enter_split(path, None)) else "folder"), path
+
+
+def data_folder() -> Path | None:
+    """The folder of data sets, from the environment."""
+    folder = os.environ.get("MIXVIEW_DATA")
+    return Path(folder) if folder else None
+
+
+def locate_named(name: str) -> Path | None:
+    """Where the data set of this name is, None if it is nowhere."""
+    base = data_folder()
+    for place in NAMES[name][1]:
+        if place.startswith("/"):
+            if Path(place).exists():
+                return Path(place)
+        elif base is not None:
+            for path in sorted(base.glob(place)):
+                return path
+    return None
+
+
+def find_named(name: str) -> Path:
+    """Where the data set of this name is."""
+    path = locate_named(name)
+    if path is None:
+        base = data_folder()
+        where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your data sets"
+        raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or give its path instead")
+    return path
+
+
+def suggest(name: str, choices: Iterable[str]) -> str:
+    """A hint: the name that was probably meant, or all there are."""
+    return did_you_mean(name, choices) or f": there are {', '.join(choices)}"

@@ -1,1 +1,0 @@
-"""Detection and instance segmentation: an encoder fine-tuned as a Faster or Mask R-CNN, judged by average precision."""

@@ -1,0 +1,1 @@
+"""Encoders: backbones, weights, the encoder file, inference and export."""

@@ -1,0 +1,219 @@
+"""`mixview embed`: the features of any number of images, with their paths, in one file.
+
+    mixview embed runs/first --data photos/ --out features.parquet
+
+A Parquet file has a row an image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`. A
+.npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
+mixview's cache (`mixview.encoders.features`), which is made by several processes and gone on with after a kill.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mixview.data.sources.base import Source
+from mixview.data.sources.registry import SourceOptions, open_dataset
+from mixview.encoders.features import Features, Stage, extract, launched
+from mixview.encoders.loading import ComputeConfig, EncoderConfig, LoadedEncoder
+from mixview.encoders.optional import import_optional
+from mixview.encoders.transforms import CenterCrop, Squash, Transform
+from mixview.io.atomic import atomic_write
+from mixview.io.csv_files import read_rows, write_rows
+from mixview.io.terminal import say
+from mixview.options import ROOM
+from mixview.runs.progress_bar import bar
+
+ROWS = 8192
+"""Images that are written together: a row group of Parquet."""
+
+
+class Embedded(NamedTuple):
+    """Images with their features."""
+
+    subject: LoadedEncoder
+    source: Source
+    features: Features
+    transform: Transform
+    stage: Stage
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """[N, D] of all images of the source, those that could not be read among them, mapped into memory."""
+        rows: npt.NDArray[np.float32] = np.load(self.features.folder / f"{self.stage}.npy", mmap_mode="r")
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(ComputeConfig, EncoderConfig):
+    """Images, and how they are shown to an encoder."""
+
+    data: str | None = None
+    """The images: a folder, or any other path, address or name (see `mixview data list`)."""
+    split: str | None = None
+    """The part of the data; by default the one for training, or all where there are no parts."""
+    kind: str | None = None
+    """What the path is, where looking at it would say something else."""
+    data_options: SourceOptions | None = None
+    """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
+    stage: Stage = "avgpool"
+    """Which features: avgpool, the encoder's output; of a ResNet also stem, res2 … res5, pooled."""
+    shown: Literal["crop", "squash"] = "crop"
+    """The center of each image, or the whole of it squashed into a square."""
+
+    def embed(self) -> Embedded:
+        """Features of all the images, from the cache or made now."""
+        if self.data is None:
+            raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
+        options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
+        source = open_dataset(self.data, self.split, **options)
+        subject = self.load_for(source)
+        transform = (Squash if self.shown == "squash" else CenterCrop)(subject.size, subject.normalize)
+        features = extract(
+            subject,
+            source,
+            transform,
+            stages=(self.stage,),
+            device=self.device,
+            devices=self.devices,
+            workers=self.workers,
+        )
+        return Embedded(subject, source, features, transform, self.stage)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed(Embedding):
+    """Write the features of images to a file."""
+
+    out: Annotated[str, ROOM] = "features.parquet"
+    """The file to write: .parquet, or .npy with a .csv of paths beside it."""
+
+    def run(self) -> Path:
+        """Make the features and write them. Returns the file."""
+        out = Path(self.out)
+        if out.suffix not in (".parquet", ".npy"):
+            raise ValueError(f"features are written as .parquet or .npy, not {out.name!r}: end the name in one of them")
+        if out.suffix == ".parquet":
+            import_optional("pyarrow", "embed")  # whether it is there is better known before hours of work than after
+        out.parent.mkdir(parents=True, exist_ok=True)
+        embedded = self.embed()
+        if launched()[0] > 0:  # one process of many writes
+            return out
+        about = describe(embedded, str(self.data))
+        if out.suffix == ".parquet":
+            with atomic_write(out) as file:
+                write_parquet(file, embedded, about)
+        else:
+            with atomic_write(out.with_suffix(".csv")) as file:
+                write_names(file, embedded)
+            with atomic_write(out) as file:
+                write_npy(file, embedded)
+        kept = len(embedded.features.kept)
+        say(f"wrote {out}: {kept} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
+        return out
+
+
+def embed(encoder: str, **options: Any) -> Path:
+    """Write the features of any number of images to a file, with their paths. Goes on where it was cut short.
+
+    Args:
+        encoder: a run's folder, a file of weights, a model by name, random, or pixels.
+        options: of `Embed`.
+    """
+    return Embed(encoder=encoder, **options).run()
+
+
+def describe(embedded: Embedded, data: str) -> dict[str, str]:
+    """What the features are of, for the file's own header."""
+    return {
+        "encoder": embedded.subject.name,
+        "weights": embedded.subject.weights_key(),
+        "data": data,
+        "fingerprint": embedded.source.fingerprint(),
+        "stage": embedded.stage,
+        "shown": embedded.transform.description,
+    }
+
+
+def parts(embedded: Embedded) -> Iterator[npt.NDArray[np.int64]]:
+    """The images that could be read, so many at a time."""
+    kept = embedded.features.kept
+    with bar("writing", len(kept)) as advance:
+        for start in range(0, len(kept), ROWS):
+            some = kept[start : start + ROWS]
+            yield some
+            advance(len(some))
+
+
+def labels_of(source: Source) -> tuple[str, list[Any]] | None:
+    """The name of a column of labels, and what every image has in it; None where there are no labels."""
+    single, sets = source.labels(), source.label_sets()
+    names = source.classes
+    if single is not None:
+        return "label", [names[number] if names else str(number) for number in single.tolist()]
+    if sets is not None and names:
+        return "labels", [[names[column] for column in np.flatnonzero(row != 0)] for row in sets]
+    return None
+
+
+def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> None:
+    """A row an image; what made the features is in the file's metadata, under `mixview`."""
+    pa, pq = import_optional("pyarrow", "embed"), import_optional("pyarrow.parquet", "embed")
+    rows, labels = embedded.rows(), labels_of(embedded.source)
+    width = rows.shape[1]
+    columns = [("path", pa.string())]
+    if labels is not None:
+        columns.append((labels[0], pa.string() if labels[0] == "label" else pa.list_(pa.string())))
+    schema = pa.schema([*columns, ("feature", pa.list_(pa.float32(), width))])
+    schema = schema.with_metadata({"mixview": json.dumps(about, ensure_ascii=False)})
+    with pq.ParquetWriter(file, schema) as writer:
+        for some in parts(embedded):
+            values: list[Any] = [[as_unicode(embedded.source.name(index)) for index in some.tolist()]]
+            if labels is not None:
+                values.append([labels[1][index] for index in some.tolist()])
+            flat = np.ascontiguousarray(rows[some]).reshape(-1)
+            values.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), width))
+            writer.write_table(pa.table(values, schema=schema))
+
+
+def as_unicode(name: str) -> str:
+    """A file name for a format that knows Unicode only: bytes that are none, as \\xff."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def write_npy(file: BinaryIO, embedded: Embedded) -> None:
+    """[N, D] of float32, without the images that could not be read."""
+    rows = embedded.rows()
+    shape = (len(embedded.features.kept), rows.shape[1])
+    header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for some in parts(embedded):
+        file.write(np.ascontiguousarray(rows[some]).tobytes())
+
+
+def write_names(file: BinaryIO, embedded: Embedded) -> None:
+    """The path and, where there is one, the label of each row of the .npy file."""
+    labels = labels_of(embedded.source)
+
+    def rows() -> Iterator[list[object]]:
+        yield ["path"] if labels is None else ["path", labels[0]]
+        for index in embedded.features.kept.tolist():
+            label = [] if labels is None else [labels[1][index]]
+            joined = ["; ".join(each) if isinstance(each, list) else each for each in label]
+            yield [embedded.source.name(index), *joined]
+
+    write_rows(file, rows())
+
+
+def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]:
+    """The paths and the features [N, D] of a file that `mixview embed` wrote."""
+    path = Path(path)
+    if path.suffix == ".npy":
+        return [row["path"] for row in read_rows(path.with_suffix(".csv"))], np.load(path)
+    table = import_optional("pyarrow.parquet", "embed").read_table(path, columns=["path", "feature"])
+    features = table["feature"].combine_chunks()
+    width = features.type.list_size
+    return table["path"].to_pylist(), features.flatten().to_numpy().reshape(-1, width)

@@ -1,0 +1,124 @@
+"""What is exported, and what a format has written of it."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mixview.data.augment.policies import Normalize
+from mixview.encoders.backbones import Spec
+from mixview.encoders.encoder_file import plain_tensors, write_header
+from mixview.encoders.loading import LoadedEncoder, describe_normalize
+from mixview.encoders.weights import first_convolution
+
+PLAIN_RESNETS = frozenset(
+    {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"}
+    | {"resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"}
+)
+"""Networks that torchvision and timm both have, with the same names, the same parts and the same arithmetic."""
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """An encoder on its way out."""
+
+    subject: LoadedEncoder
+    spec: Spec
+    tensors: dict[str, Tensor]
+    header: str
+    """What rebuilds the encoder, as text: every format that can carry it does."""
+
+    @classmethod
+    def of(cls, subject: LoadedEncoder) -> "Cargo":
+        """What there is to export of an encoder."""
+        if subject.spec is None:
+            raise ValueError(f"{subject.name} have no network to export: name a run, a file or a model")
+        spec = subject.spec | {"size": subject.size, "feature_dim": subject.feature_dim}
+        about = subject.about | describe_normalize(subject.normalize)
+        return cls(subject, spec, plain_tensors(subject.encoder), write_header(spec, about))
+
+    @property
+    def library(self) -> str:
+        """torchvision, timm, or the name of mixview's own network or of the user's."""
+        return str(self.spec["name"]).partition("/")[0]
+
+    @property
+    def model(self) -> str:
+        """The network's name in its library, without a tag of weights."""
+        return str(self.spec["name"]).partition("/")[2].partition(".")[0]
+
+    def named_in(self, library: str, remedy: str) -> str:
+        """The network's name in a library, or an error that says what to do instead."""
+        if self.library == library or (self.library in ("torchvision", "timm") and self.model in PLAIN_RESNETS):
+            return self.model
+        raise ValueError(f"{library} has no network like {self.spec['name']}: {remedy}")
+
+    def stem_lines(self) -> list[str]:
+        """Python that gives a library's `model` the first layer of this one, where it has another."""
+        lines = []
+        encoder = self.subject.encoder
+        found = first_convolution(encoder)
+        small = self.spec["stem"] == "small"
+        if small and not isinstance(getattr(encoder, "conv1", None), nn.Conv2d):  # timm's deep stem
+            lines += ["for layer in model.conv1.modules():", "    if isinstance(layer, torch.nn.Conv2d):"]
+            lines += ["        layer.stride = (1, 1)"]
+        elif found is not None and (small or (self.library == "torchvision" and self.spec["channels"] != 3)):
+            lines.append(f'model.set_submodule("{found[0]}", torch.nn.{found[1]!r})')
+        if small:
+            lines.append("model.maxpool = torch.nn.Identity()  # the small stem")
+        return lines
+
+    def shape_words(self) -> str:
+        """What goes in and what comes out, as a comment."""
+        size, channels = self.spec["size"], self.spec["channels"]
+        return f"# images [N, {channels}, {size}, {size}], normalized -> features [N, {self.spec['feature_dim']}]"
+
+    def normalize_line(self) -> str:
+        """The colors that images are normalized by, as a comment."""
+        mean, std = self.subject.normalize.values(int(self.spec["channels"]))
+        return f"# normalized: (pixels / 255 - {rounded(mean)}) / {rounded(std)}"
+
+
+class Written(NamedTuple):
+    """What a format has written, before it is put where it belongs."""
+
+    main: Path
+    """The file, or the folder, that is loaded."""
+    snippet: str
+    """Python that loads it: PATH stands for where it ends up, and `features` is what it makes of `images`."""
+    by: tuple[str, ...]
+    """The packages that load it; none where the program cannot be asked to."""
+    notes: tuple[str, ...] = ()
+    reads: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
+    """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
+
+    def run(self, images: Tensor) -> Tensor:
+        """What the snippet makes of images: what the user is told to write is what is checked."""
+        namespace: dict[str, Any] = {"images": images}
+        with torch.inference_mode():
+            exec(fill_path(self.snippet, self.main), namespace)
+        return torch.as_tensor(namespace["features"])
+
+
+def join_lines(*parts: str | Iterable[str]) -> str:
+    """Lines of a snippet, one by one or several."""
+    return "\n".join(line for part in parts for line in ([part] if isinstance(part, str) else part))
+
+
+def rounded(values: list[float]) -> str:
+    return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
+
+
+def normalize_of(cargo: Cargo) -> Normalize:
+    """With as many values as there are channels."""
+    mean, std = cargo.subject.normalize.values(int(cargo.spec["channels"]))
+    return Normalize(tuple(mean), tuple(std))
+
+
+def fill_path(snippet: str, path: Path) -> str:
+    """The snippet for where the file has gone."""
+    return re.sub(r"\bPATH\b", lambda _: repr(str(path)), snippet)

@@ -1,0 +1,165 @@
+"""`mixview export`: an encoder for another program, checked by that program, with a model card.
+
+    mixview export runs/first --format onnx --out exported/
+
+What is written is loaded again as the printed snippet loads it, and put in place only if it gives the same features.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixview.data.synthetic.scenes import Scenes
+from mixview.encoders.export import detectron2, graphs, huggingface, state_dicts
+from mixview.encoders.export.base import Cargo, Written, fill_path
+from mixview.encoders.export.model_card import is_card, make_card
+from mixview.encoders.inference import Encoder
+from mixview.encoders.loading import EncoderConfig
+from mixview.encoders.optional import import_optional
+from mixview.io.atomic import atomic_write
+from mixview.io.terminal import say
+from mixview.options import ROOM
+
+FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
+
+TOLERANCE = 1e-4
+"""How far features may differ, as a share of the largest one (at least of 1)."""
+
+
+class Format(NamedTuple):
+    """How an encoder is written for one program."""
+
+    write: Callable[[Cargo, Path], Written]
+    suffixes: tuple[str, ...]
+    """Of its file, the usual one first."""
+    needs: tuple[str, ...] = ()
+    """Packages that only this format needs."""
+    stem: str = "model"
+    """The name of its file in a folder."""
+    folder: bool = False
+    """Whether it is a folder by nature."""
+
+
+FORMATS: dict[str, Format] = {
+    "safetensors": Format(state_dicts.write_safetensors, (".safetensors",), stem="encoder"),
+    "torchvision": Format(state_dicts.write_torchvision, (".pth", ".pt", ".safetensors")),
+    "timm": Format(state_dicts.write_timm, (".safetensors",)),
+    "huggingface": Format(huggingface.write_huggingface, (".safetensors",), ("transformers",), folder=True),
+    "onnx": Format(graphs.write_onnx, (".onnx",), ("onnx", "onnxscript", "onnxruntime")),
+    "torch-export": Format(graphs.write_torch_export, (".pt2",)),
+    "detectron2": Format(detectron2.write_detectron2, (".pkl",)),
+}
+
+
+COMPANIONS = frozenset({"config.json", "preprocessor_config.json"})
+"""What some formats write beside the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(EncoderConfig):
+    """Write an encoder for another program."""
+
+    format: FormatName = "safetensors"
+    """The program that is to read it."""
+    out: Annotated[str, ROOM] = "exported"
+    """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
+
+    def run(self) -> Path:
+        """Write, check, put in place, and print how it is loaded. Returns the file or the folder."""
+        form = FORMATS[self.format]
+        out = Path(self.out).expanduser()
+        is_file = out.suffix in form.suffixes and not form.folder and not out.is_dir()
+        if not is_file and (out.is_file() or (out.suffix and not out.is_dir())):
+            kinds = " or ".join(form.suffixes)
+            wanted = "a folder" if form.folder else f"a folder or a file ending in {kinds}"
+            raise ValueError(f"{self.format} is written to {wanted}, not to {out.name!r}")
+        for name in form.needs:
+            import_optional(name, "export")
+        cargo = Cargo.of(self.load())
+        folder = out.parent if is_file else out
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as made:
+            name = out.name if is_file else f"{form.stem}{form.suffixes[0]}"
+            written = form.write(cargo, Path(made) / name)
+            difference = check(cargo, written)
+            place = out if is_file else folder / name
+            names = sorted(path.name for path in Path(made).iterdir())
+            if is_file:  # what stands beside a file would be anybody's
+                names = [name]
+            if form.folder:
+                place = folder
+            sentence = checked(written, difference)
+            card = make_card(cargo, written, self.format, place, names, sentence)
+            for each in names:
+                (Path(made) / each).replace(folder / each)
+            if not is_file and is_card(folder / "README.md"):
+                for stale in COMPANIONS.difference(names):  # of an earlier export, about other weights
+                    (folder / stale).unlink(missing_ok=True)
+        with atomic_write(out.with_suffix(".md") if is_file else folder / "README.md") as file:
+            file.write(card.encode())
+        say(f"wrote {place} ({self.format}) and its model card")
+        for note in (sentence, *written.notes):
+            say(note)
+        say(f"\n{fill_path(written.snippet, place)}\n{cargo.normalize_line()}")
+        return place
+
+
+def export(encoder: str, **options: Any) -> Path:
+    """Write an encoder for another program, with a model card, and print how it is loaded there.
+
+    Args:
+        encoder: a run's folder, a file of weights, or a model by name.
+        options: of `Export`.
+    """
+    return Export(encoder=encoder, **options).run()
+
+
+def probe_images(cargo: Cargo, count: int = 3) -> Tensor:
+    """Scenes, as the encoder is shown images: [3, C, S, S]."""
+    size = max(32, min(int(cargo.spec["size"]), 224))
+    scenes = Scenes(count, size, 0, "val", cache=False)
+    encoder = Encoder(cargo.subject, torch.device("cpu"))
+    channels = int(cargo.spec["channels"])
+    if channels in (1, 3):
+        return torch.stack([encoder.prepare(scenes.read(index)) for index in range(count)])
+    return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def check(cargo: Cargo, written: Written) -> float:
+    """The largest difference of features between the encoder and what was written, as its own program loads it."""
+    if written.reads is not None:
+        tensors, _ = written.reads(written.main)
+        kept = {name: each for name, each in cargo.tensors.items() if not name.endswith("num_batches_tracked")}
+        other = [name for name, each in kept.items() if name not in tensors or not torch.equal(tensors[name], each)]
+        if other:
+            raise ValueError(
+                f"{other[0]} is not what it was once it is read back, so nothing was kept: use --format safetensors, "
+                "and report this network"
+            )
+        return 0.0
+    images = probe_images(cargo)
+    with torch.inference_mode():
+        expected = cargo.subject.encoder.cpu().eval()(images)
+    found = written.run(images).cpu()
+    difference = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
+    scale = max(1.0, float(expected.abs().max()))
+    if not difference <= TOLERANCE * scale:
+        raise ValueError(
+            f"{' and '.join(written.by)} makes other features of what was written (they differ by {difference:g}), so "
+            "nothing was kept: use --format safetensors, and report this network"
+        )
+    return difference
+
+
+def checked(written: Written, difference: float) -> str:
+    """What was checked, in a sentence."""
+    if not written.by:
+        return "Checked by reading it back: the same weights. Detectron2 itself was not run."
+    versions = " and ".join(f"{name} {version(name)}" for name in written.by)
+    return f"Checked with {versions}: the same features as mixview's own, to {difference:.1e}."

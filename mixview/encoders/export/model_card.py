@@ -1,0 +1,196 @@
+"""The model card of an exported encoder: what it is, what it was trained on and how, and what was measured of it.
+
+Everything in it comes from the run's own folder. What is not known is said to be unknown.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped, unused-ignore]
+
+from mixview.encoders.export.base import Cargo, Written, fill_path
+from mixview.encoders.transforms import MARGIN
+from mixview.evaluate import results
+from mixview.evaluate.results import Row, figure
+from mixview.io.records import Config, Data, Environment, RecordError, read_dict
+from mixview.io.terminal import inline
+
+METHODS = {
+    "simclr": "SimCLR (Chen et al., 2020)",
+    "mocov1": "MoCo v1 (He et al., 2020)",
+    "mocov2": "MoCo v2 (Chen et al., 2020)",
+    "byol": "BYOL (Grill et al., 2020)",
+    "simsiam": "SimSiam (Chen and He, 2021)",
+}
+OBJECTIVES = {
+    "sim": "the method as published, without mixtures",
+    "bsim": "BSIM: every anchor is a mixture of two images",
+    "wbsim": "WBSIM: mixed and unmixed anchors, weighted",
+    "mixaug": "MixAug: mixtures as a mere augmentation (an ablation)",
+}
+SETTINGS = ("epochs", "batch_size", "seed", "augment", "size", "optimizer", "mixing", "method", "weights", "precision")
+"""Of a run's configuration, what makes the experiment."""
+
+CITATION = """\
+```bibtex
+@misc{chu-bsim,
+  title  = {A Unified Mixture-View Framework for Unsupervised Representation Learning},
+  author = {Chu, Xiangxiang and Zhan, Xiaohang and Zhang, Bo}
+}
+```"""
+
+
+def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, files: Iterable[str], check: str) -> str:
+    """The card as Markdown, with the header that Hugging Face's hub reads."""
+    sections = [
+        front_matter(cargo, format_name),
+        f"# {cell(cargo.subject.name)}",
+        introduction(cargo),
+        "## How to load it",
+        f"```python\n{fill_path(written.snippet, place)}\n{cargo.normalize_line()}\n```",
+        " ".join([f"Files: {', '.join(files)}.", check, *written.notes]),
+        "## How images are shown to it",
+        preprocessing(cargo),
+        "## What it was trained on, and how",
+        training(cargo),
+        "## What was measured",
+        measured(cargo),
+        "## Limits",
+        "Features describe what the training images taught and share their bias. Nothing here was measured but what "
+        "the table says. The license of the weights is for whoever trained them to say, with an eye to that of the "
+        "images.",
+        "## Citation",
+        CITATION,
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def is_card(path: Path) -> bool:
+    """Whether a file is such a card."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return text.startswith("---\n") and "\n- mixview\n" in text
+
+
+def front_matter(cargo: Cargo, format_name: str) -> str:
+    """What model hubs index."""
+    hub = {"huggingface": "transformers", "timm": "timm", "onnx": "onnx"}
+    about = cargo.subject.about
+    tags = ["self-supervised", "mixview", *(about[key] for key in ("method", "objective") if key in about)]
+    content = {
+        "library_name": hub.get(format_name, "mixview"),
+        "pipeline_tag": "image-feature-extraction",
+        "tags": tags,
+    }
+    return f"---\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}---"
+
+
+def introduction(cargo: Cargo) -> str:
+    """One paragraph on what the file is."""
+    spec = cargo.spec
+    millions = sum(parameter.numel() for parameter in cargo.subject.encoder.parameters()) / 1e6
+    stem = ", with the small stem (3×3, no pooling)" if spec["stem"] == "small" and spec["name"] != "small" else ""
+    return (
+        f"An image encoder, {spec['name']}{stem}: {millions:.1f} million parameters, images of "
+        f"{spec['channels']}×{spec['size']}×{spec['size']} to {spec['feature_dim']} features. It has no classifier."
+    )
+
+
+def preprocessing(cargo: Cargo) -> str:
+    """What has to be done to an image first."""
+    size = int(cargo.spec["size"])
+    mean, std = cargo.subject.normalize.values(int(cargo.spec["channels"]))
+    shown = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
+    return (
+        f"The shorter side is resized to {round(size * MARGIN)} pixels (to {size} if the image is no larger than "
+        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalized "
+        f"by mean ({shown[0]}) and standard deviation ({shown[1]})."
+    )
+
+
+def training(cargo: Cargo) -> str:
+    """Method, data and settings, from the run's folder; of anybody's weights, that they are unknown."""
+    about, run = cargo.subject.about, cargo.subject.run
+    if "method" not in about:
+        return f"Not known: the weights are {cargo.subject.name}, which mixview did not train."
+    rows = {
+        "method": METHODS.get(about["method"], about["method"]),
+        "objective": OBJECTIVES.get(about.get("objective", ""), about.get("objective", "unknown")),
+        "trained for": f"{about.get('epoch', '?')} epochs, {about.get('step', '?')} steps",
+    }
+    if run is not None:
+        faults: list[str] = []
+        rows |= data_rows(read(run / "data.json", Data, faults), about)
+        rows |= setting_rows(read(run / "config.yaml", Config, faults))
+        versions = read(run / "environment.json", Environment, faults).get("versions", {})
+        if versions:
+            rows["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
+        if faults:
+            rows["not known"] = "; ".join(faults)
+    lines = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
+    return "\n".join(["| | |", "|---|---|", *lines])
+
+
+def data_rows(data: dict[str, Any], about: dict[str, str]) -> dict[str, str]:
+    """The images, without the path that they had on one machine."""
+    name = Path(about.get("data", "")).name
+    count = f", {data['count']:,} images" if isinstance(data.get("count"), int) else ""
+    rows = {"images": f"{name or 'unnamed'} ({data.get('kind', 'unknown kind')}{count}), without labels"}
+    return rows | ({"fingerprint of the images": str(data["fingerprint"])} if "fingerprint" in data else {})
+
+
+def setting_rows(config: dict[str, Any]) -> dict[str, str]:
+    rows = {}
+    for name in SETTINGS:
+        value = config.get(name)
+        if isinstance(value, dict):
+            value = ", ".join(f"{key} {each}" for key, each in value.items() if each is not None and key != "name")
+        if value is not None:
+            rows["method options" if name == "method" else name] = str(value)
+    return rows
+
+
+def measured(cargo: Cargo) -> str:
+    """The results of `mixview evaluate`, each metric with its protocol; or that there are none."""
+    about, run = cargo.subject.about, cargo.subject.run
+    read, faults = results.read_valid(run) if run is not None else ([], [])
+    left_out = [f"- Left out: {cell(fault)}" for fault in faults]
+    found = [
+        result
+        for result in read
+        if result.about and all(result.about.get(name, value) == value for name, value in about.items())
+    ]  # others that were kept in the same folder, or are of another epoch, are not this encoder's
+    if not found:
+        nothing = "Nothing yet. `mixview evaluate` evaluates an encoder and keeps its results in the run's folder."
+        return "\n".join([nothing, *(["", *left_out] if left_out else [])])
+    rows = results.summarize(found)
+    lines = [
+        f"| {cell(row.protocol)} | {cell(row.metric)} | {figure(row.mean, row.std)} | {row.runs} | "
+        f"{cell(row.example.data)} |"
+        for row in rows
+    ]
+    protocols = dict.fromkeys(f"- **{cell(row.protocol)}**: {cell(row.example.description)}" for row in rows)
+    warnings = dict.fromkeys(f"- Warning: {cell(warning)}" for row in rows for warning in warnings_of(row))
+    table = ["| protocol | metric | measured | runs | on |", "|---|---|---|---|---|", *lines]
+    return "\n".join([*table, "", *protocols, *warnings, *left_out])
+
+
+def warnings_of(row: Row) -> tuple[str, ...]:
+    return row.example.warnings
+
+
+def cell(text: str) -> str:
+    """Text that stays in its cell of a table, and is no picture, link or HTML."""
+    return inline(text)
+
+
+def read(path: Path, kind: Any, faults: list[str]) -> dict[str, Any]:
+    """What a file of a run says; nothing, and why, if it is lost."""
+    try:
+        return read_dict(path, kind)
+    except RecordError as error:
+        faults.append(f"{path.name} was left out: {error.reason}")
+        return {}

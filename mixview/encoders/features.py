@@ -1,0 +1,397 @@
+"""Features of images, made once: kept on disk, mapped into memory, gone on with after a kill.
+
+    features = extract(subject, source, CenterCrop(224), stages=("res5", "avgpool"))
+    features["avgpool"]                                            # [M, D], of the images in features.kept
+
+They are kept in mixview's cache under a key of weights, images and transform. A block of images counts when its
+features are on the disk and not before, so that what was cut short is continued and never taken for whole. Several
+processes, of one command (`devices`) or started by torchrun, take blocks in turn and need not talk to each other.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
+from torch.utils.data import Dataset
+
+from mixview.data.cache import cache_folder, reserve
+from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.loader import Loader, WorkerDied, default_workers, to_tensor
+from mixview.data.sources.base import BadImage, Source
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.transforms import Transform
+from mixview.io.environment import process_rank
+from mixview.runs.devices import require_accelerator
+from mixview.runs.progress_bar import Advance, bar
+
+Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
+
+FORMAT = 1
+"""Of the cache; raised when the same key would mean other numbers."""
+
+BLOCK = 64
+"""Images that are encoded, written and counted together."""
+
+START = "spawn"
+"""How processes are started: a forked one could not use CUDA."""
+
+SAMPLE = 32
+"""Images whose content is part of the key, beside the names and sizes of all."""
+
+
+class Pool(NamedTuple):
+    """How a stage's maps become about nine thousand numbers: OpenSelfSup's `MultiPooling` of ResNet-50 at 224²."""
+
+    kernel: int
+    stride: int
+    padding: int
+    made_for: int
+    """The side of the maps that the three are for."""
+    side: int
+    """What is left of it; maps of another side are pooled to this adaptively, or left as they are if smaller."""
+
+    def __call__(self, maps: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, C * side * side]"""
+        if maps.shape[-2:] == (self.made_for, self.made_for):
+            return F.avg_pool2d(maps, self.kernel, self.stride, self.padding).flatten(1)
+        height, width = (min(self.side, side) for side in maps.shape[-2:])
+        return F.adaptive_avg_pool2d(maps, (height, width)).flatten(1)
+
+
+POOLS: dict[str, Pool] = {
+    "stem": Pool(10, 10, 4, 112, 12),
+    "res2": Pool(16, 8, 0, 56, 6),
+    "res3": Pool(13, 5, 0, 28, 4),
+    "res4": Pool(8, 3, 0, 14, 3),
+    "res5": Pool(6, 1, 0, 7, 2),
+}
+STAGES: tuple[Stage, ...] = ("stem", "res2", "res3", "res4", "res5", "avgpool")
+
+
+def stages_of(encoder: nn.Module) -> tuple[Stage, ...]:
+    """The stages that an encoder has: all six of a ResNet, only its output of any other."""
+    layers = all(hasattr(encoder, f"layer{number}") for number in range(1, 5))
+    return STAGES if layers and (hasattr(encoder, "relu") or hasattr(encoder, "act1")) else ("avgpool",)
+
+
+@final
+class Staged(nn.Module):
+    """Several stages of an encoder in one pass: images -> {stage: [N, D]}, `avgpool` being the encoder's own output."""
+
+    def __init__(self, encoder: nn.Module, stages: Sequence[Stage]) -> None:
+        super().__init__()
+        missing = [stage for stage in stages if stage not in stages_of(encoder)]
+        if missing:
+            raise ValueError(
+                f"{type(encoder).__name__} has no stage {missing[0]}, only a ResNet has: use avgpool, its output"
+            )
+        self.encoder = encoder
+        self.stages = tuple(stages)
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        pooled: dict[str, Tensor] = {}
+        hooks = []
+        for stage in self.stages:
+            if stage == "avgpool":
+                continue
+            stem = "relu" if hasattr(self.encoder, "relu") else "act1"  # torchvision's name, and timm's
+            name = stem if stage == "stem" else f"layer{int(stage[3:]) - 1}"
+
+            def keep(module: nn.Module, given: Any, maps: Tensor, stage: str = stage) -> None:
+                pooled[stage] = POOLS[stage](maps)
+
+            hooks.append(self.encoder.get_submodule(name).register_forward_hook(keep))
+        try:
+            output: Tensor = self.encoder(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return {stage: output if stage == "avgpool" else pooled[stage] for stage in self.stages}
+
+
+@final
+@dataclass(frozen=True)
+class Features:
+    """The features of a source's images, mapped into memory."""
+
+    folder: Path
+    """Where they are kept."""
+    kept: npt.NDArray[np.int64]
+    """[M] the images that could be read, by their index in the source."""
+    stages: tuple[Stage, ...]
+
+    def __getitem__(self, stage: Stage) -> Tensor:
+        """[M, D] float32"""
+        rows: npt.NDArray[np.float32] = np.load(self.folder / f"{stage}.npy", mmap_mode="c")
+        return torch.from_numpy(rows if len(self.kept) == len(rows) else rows[self.kept])
+
+
+def extract(
+    subject: LoadedEncoder,
+    source: Source,
+    transform: Transform,
+    *,
+    stages: Sequence[Stage] = ("avgpool",),
+    device: str = "auto",
+    devices: int = 1,
+    workers: int | None = None,
+) -> Features:
+    """The features of all images of a source, from the cache or made now.
+
+    Args:
+        subject: the encoder.
+        source: the images; a bad one is left out, and too many of them stop, as everywhere.
+        transform: how an image is shown.
+        stages: which features; all are made in one pass.
+        device: cpu, cuda, mps … or auto.
+        devices: processes to make them with, each on an accelerator of its own where there are any.
+        workers: processes that read images, for each of these.
+    """
+    rank, world = launched()
+    folder = cache_folder("features") / cache_key(subject, source, transform, stages)
+    if rank > 0:
+        wait_until(folder.is_dir)
+    elif not folder.is_dir():
+        prepare(folder, len(source), measure_widths(subject, stages))
+    done = open_array(folder, "done")
+    if not done.all():
+        if rank == 0 and world == 1:  # what was begun without
+            for path in folder.glob("*.npy"):
+                reserve(path)
+        what = f"features of {len(source)} images"
+        with bar(what, len(done), int(done.sum())) as advance:
+            if devices > 1 and world == 1:
+                spawn(folder, subject, source, transform, stages, device, devices, workers, advance)
+            else:
+                workers = default_workers(local_processes()) if workers is None else workers
+                fill(folder, subject, source, transform, stages, pick_device(device), rank, world, workers, advance)
+                wait_until(lambda: bool(done.all()))
+    index = np.load(folder / "index.npy")
+    good = index == np.arange(len(index))
+    if rank == 0:
+        reader = image_reader(subject, source)
+        for bad in np.flatnonzero(~good).tolist():
+            reader[
+                bad
+            ]  # names it, and stops when there are too many, whether they were met now or by an earlier command
+    return Features(folder, np.flatnonzero(good), tuple(stages))
+
+
+def image_reader(subject: LoadedEncoder, source: Source) -> ImageDataset:
+    """The images of a source as an encoder takes them."""
+    return ImageDataset(source, decoder_for(subject.channels))
+
+
+def fill(
+    folder: Path,
+    subject: LoadedEncoder,
+    source: Source,
+    transform: Transform,
+    stages: Sequence[Stage],
+    device: torch.device,
+    rank: int,
+    world: int,
+    workers: int,
+    advance: Advance = lambda amount: None,
+) -> None:
+    """Make the features of every `world`-th block that is missing, and write them where they belong."""
+    done, index = open_array(folder, "done"), open_array(folder, "index")
+    arrays = {stage: open_array(folder, stage) for stage in stages}
+    missing = [block for block in range(rank, len(done), world) if not done[block]]
+    module = Staged(subject.encoder, stages).to(device).eval()
+    for block, (images, which) in zip(missing, shown(subject, source, transform, missing, workers), strict=True):
+        with torch.inference_mode():
+            found = module(images.to(device, non_blocking=True))
+        for stage in stages:
+            if not bool(found[stage].isfinite().all()):
+                raise ValueError(
+                    f"the features ({stage}) of {subject.name} contain NaN or infinity: look for a loss that diverged, "
+                    "or for weights in half precision that overflow"
+                )
+        rows = slice(block * BLOCK, block * BLOCK + len(images))
+        for stage, array in arrays.items():
+            array[rows] = found[stage].float().cpu().numpy()
+            array.flush()
+        index[rows] = which.numpy()
+        index.flush()
+        done[block] = True  # after the features, so that a block that counts is whole
+        done.flush()
+        advance(1)
+
+
+@final
+class Shown(Dataset[tuple[Tensor, int]]):
+    """Images as the encoder is shown them."""
+
+    def __init__(self, reader: ImageDataset, transform: Transform) -> None:
+        self.reader = reader
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        """[B, C, S, S], and which images they are [B]: another than was asked for stands in for a bad one."""
+        readings = [self.reader[index] for index in indices]
+        images = torch.stack([self.transform(to_tensor(reading.pixels)) for reading in readings])
+        return images, torch.tensor([reading.index for reading in readings])
+
+
+def shown(
+    subject: LoadedEncoder, source: Source, transform: Transform, blocks: Sequence[int], workers: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of these blocks, one block after the other."""
+    reader = image_reader(subject, source)
+    yield from Loader(
+        Shown(reader, transform),
+        workers=min(workers, len(blocks)),
+        batch_sampler=[list(range(block * BLOCK, min((block + 1) * BLOCK, len(source)))) for block in blocks],
+    )
+
+
+# The cache
+
+
+def cache_key(subject: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage]) -> str:
+    """What decides the features: weights, images, transform, stages."""
+    content = hashlib.blake2b(digest_size=8)
+    for number in np.unique(np.linspace(0, len(source) - 1, SAMPLE).astype(np.int64)).tolist():
+        try:
+            stored = source.read(number)
+        except BadImage:
+            stored = b"bad"
+        content.update(stored if isinstance(stored, bytes) else np.ascontiguousarray(stored).tobytes())
+    images = [source.fingerprint(), content.hexdigest(), subject.channels]
+    parts = [FORMAT, subject.weights_key(), images, repr(transform), list(stages)]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+def prepare(folder: Path, count: int, widths: Mapping[Stage, int]) -> None:
+    """Make the empty arrays, all at once: beside, then renamed, so that the folder appears atomically."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+            "done": ((-(-count // BLOCK),), np.bool_),
+            "index": ((count,), np.int64),
+            **{stage: ((count, width), np.float32) for stage, width in widths.items()},
+        }
+        for name, (shape, kind) in shapes.items():
+            np.lib.format.open_memmap(beside / f"{name}.npy", mode="w+", dtype=kind, shape=shape)
+            reserve(beside / f"{name}.npy")
+        beside.rename(folder)
+    except OSError:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not folder.is_dir():  # unless another process was first
+            raise
+
+
+def open_array(folder: Path, name: str) -> Any:
+    """One of the arrays, to read and to write."""
+    return np.lib.format.open_memmap(folder / f"{name}.npy", mode="r+")
+
+
+def measure_widths(subject: LoadedEncoder, stages: Sequence[Stage]) -> dict[Stage, int]:
+    """How many features each stage has."""
+    parameter = next(subject.encoder.parameters(), torch.empty(0))
+    images = torch.zeros(2, subject.channels, subject.size, subject.size, device=parameter.device)
+    with torch.inference_mode():
+        found = Staged(subject.encoder, stages).eval()(images)
+    return {stage: found[stage].shape[1] for stage in stages}
+
+
+# Processes
+
+
+def launched() -> tuple[int, int]:
+    """This process's rank and the number of processes, as torchrun or mixview itself says; 0 and 1 without them."""
+    return process_rank(slurm=False), int(os.environ.get("WORLD_SIZE") or 1)
+
+
+def local_processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+
+
+def pick_device(name: str, number: int | None = None) -> torch.device:
+    """The device of a name; `auto` is an accelerator where there is one. With a number, or under torchrun, that one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
+        raise ValueError(f"there is no device {name!r}: give cpu, cuda, mps or auto")
+    require_accelerator(name.partition(":")[0])
+    if name == "cuda":
+        local = int(os.environ.get("LOCAL_RANK") or 0) if number is None else number
+        return torch.device("cuda", local % max(torch.cuda.device_count(), 1))
+    return torch.device(name)
+
+
+def wait_until(condition: Any, every: float = 0.2) -> None:
+    """Wait for the other processes; whoever started them ends this one if one of them fails."""
+    while not condition():
+        time.sleep(every)
+
+
+def spawn(
+    folder: Path,
+    subject: LoadedEncoder,
+    source: Source,
+    transform: Transform,
+    stages: Sequence[Stage],
+    device: str,
+    devices: int,
+    workers: int | None,
+    advance: Advance,
+) -> None:
+    """Fill the arrays with so many processes, and show how far they are together."""
+    done = open_array(folder, "done")
+    before = int(done.sum())
+    each = default_workers(devices) if workers is None else workers
+    threads = max(1, torch.get_num_threads() // devices)
+    given = (folder, subject, source, transform, stages, device, devices, each, threads)
+    running = start_processes(fill_part, given, nprocs=devices, join=False, start_method=START)
+    try:
+        while not running.join(timeout=0.5):
+            now = int(done.sum())
+            advance(now - before)
+            before = now
+    except ProcessRaisedException as error:
+        # The traceback of the process, which ends in the error's own words: ours say all.
+        said = re.search(r"^(?:mixview\.[\w.]+|ValueError|OSError): (.+)", str(error), re.MULTILINE | re.DOTALL)
+        if said is None:
+            raise
+        raise ValueError(said[1].strip()) from None
+    except ProcessExitedException as error:
+        raise WorkerDied(
+            f"a process that makes features died ({error}): if memory is short, use fewer --devices or --workers"
+        ) from None
+
+
+def fill_part(
+    rank: int,
+    folder: Path,
+    subject: LoadedEncoder,
+    source: Source,
+    transform: Transform,
+    stages: Sequence[Stage],
+    device: str,
+    world: int,
+    workers: int,
+    threads: int,
+) -> None:
+    """What a spawned process does."""
+    torch.set_num_threads(threads)
+    fill(folder, subject, source, transform, stages, pick_device(device, rank), rank, world, workers)

@@ -1,0 +1,266 @@
+"""`mixview neighbors`: look-alikes of an image, near-duplicates and outliers of a folder, to look at and as a list.
+
+    mixview neighbors runs/first --data photos/ --query cat.jpg       # what looks like this
+    mixview neighbors runs/first --data photos/                       # near-duplicates and outliers
+
+Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
+images was taken off, since what all images share says nothing of any.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixview.data.contact_sheet import Row, contact_sheet, picture_format, to_rgb
+from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.loader import to_tensor
+from mixview.data.sources.base import Pixels, Source
+from mixview.data.sources.files import is_image_name, read_file
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders.embed import Embedded, Embedding
+from mixview.encoders.features import Staged, extract, launched, pick_device
+from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
+from mixview.io.atomic import atomic_write
+from mixview.io.csv_files import write_rows
+from mixview.io.terminal import printable, say
+from mixview.options import ROOM, Count
+
+Find = Literal["alike", "duplicates", "outliers"]
+
+COLUMNS = 8
+"""Pictures in a row of the sheet."""
+ROWS = 24
+"""Rows of the sheet; the list has everything."""
+
+
+class Finding(NamedTuple):
+    """Images that belong together: a query and what looks like it, a group of duplicates, or a row of outliers."""
+
+    what: Find
+    title: str
+    images: list[int]
+    """Where in the source they are."""
+    scores: list[float]
+    """Cosines: with the query, with the first of the group, or the mean one with an outlier's own neighbors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking(Embedding):
+    """Images that are alike, and images that are like no other."""
+
+    query: str | None = None
+    """An image, or a folder of them: what is looked for among the data."""
+    find: Find | None = None
+    """alike (look-alikes of the query), duplicates or outliers; by default alike with a query, else the other two."""
+    count: Count = 16
+    """How many look-alikes of a query, or outliers."""
+    threshold: float = 0.95
+    """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
+    neighbors: Count = 10
+    """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
+    search: SearchMethod = "auto"
+    """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
+    out: Annotated[str, ROOM] = "neighbors.png"
+    """The contact sheet to write; a list goes beside it, as .csv."""
+
+    def run(self) -> list[Finding]:
+        """Look, write the sheet and the list, and print what was found."""
+        self.check()
+        embedded = self.embed()
+        if launched()[0] > 0:  # one process of many looks
+            return []
+        features = embedded.features[self.stage]
+        mean = features.mean(0)
+        bank = features - mean
+        pictures: dict[int, Pixels] = {}
+        if self.what == ("alike",):
+            found, words, pictures = self.look_alike(embedded, bank, mean)
+        else:
+            near, words = find_nearest(bank, bank, self.neighbors + 1, self.search)
+            near = without_self(near)
+            found = []
+            if "duplicates" in self.what:
+                found += group_duplicates(near, bank, self.threshold)
+            if "outliers" in self.what:
+                found.append(rank_outliers(near, self.count))
+            found = [renumbered(each, embedded) for each in found]
+        self.report(found, embedded, words, pictures)
+        return found
+
+    @property
+    def what(self) -> tuple[Find, ...]:
+        """What is looked for."""
+        if self.find is not None:
+            return (self.find,)
+        return ("alike",) if self.query is not None else ("duplicates", "outliers")
+
+    def check(self) -> None:
+        """Raise if the options contradict each other."""
+        if self.what == ("alike",) and self.query is None:
+            raise ValueError("there is nothing to look for: give --query an image or a folder of them")
+        if self.what != ("alike",) and self.query is not None:
+            raise ValueError(f"--find {self.find} looks at the data alone: leave --query {self.query} out")
+        if Path(self.out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+            raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
+        if not -1 <= self.threshold <= 1:
+            raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.95 is usual")
+
+    def look_alike(
+        self, embedded: Embedded, bank: Tensor, mean: Tensor
+    ) -> tuple[list[Finding], str, dict[int, Pixels]]:
+        """The look-alikes of each query. Queries are numbered -1, -2 …; their pictures come along."""
+        assert self.query is not None
+        names, pixels, asked = self.read_queries(self.query, embedded)
+        near, words = find_nearest(bank, asked - mean, self.count, self.search)
+        found = []
+        for number, name in enumerate(names):
+            finding = Finding("alike", f"like {name}", near.position[number].tolist(), near.cosine[number].tolist())
+            finding = renumbered(finding, embedded)
+            found.append(finding._replace(images=[-1 - number, *finding.images], scores=[1.0, *finding.scores]))
+        return found, words, {-1 - number: picture for number, picture in enumerate(pixels)}
+
+    def read_queries(self, query: str, embedded: Embedded) -> tuple[list[str], list[Pixels], Tensor]:
+        """Names, pictures and features of what is looked for."""
+        path = Path(query).expanduser()
+        if is_image_name(path.name) and not path.is_dir():
+            pixels = decoder_for(embedded.subject.channels)(read_file(path, query), query)
+            device = pick_device(self.device)
+            module = Staged(embedded.subject.encoder, (self.stage,)).to(device).eval()
+            with torch.inference_mode():
+                features = module(embedded.transform(to_tensor(pixels)).unsqueeze(0).to(device))[self.stage].cpu()
+            return [path.name], [pixels], features
+        source = open_dataset(query)
+        found = extract(
+            embedded.subject,
+            source,
+            embedded.transform,
+            stages=(self.stage,),
+            device=self.device,
+            devices=self.devices,
+            workers=self.workers,
+        )
+        reader = ImageDataset(source, decoder_for(embedded.subject.channels))
+        kept = found.kept.tolist()
+        pictures = [reader.decode(index) for index in kept[:ROWS]]
+        return [source.name(index) for index in kept], pictures, found[self.stage]
+
+    def report(self, found: list[Finding], embedded: Embedded, words: str, pictures: dict[int, Pixels]) -> None:
+        """Draw the sheet, write the list, say what there is."""
+        out = Path(self.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(out.with_suffix(".csv")) as file:
+            write_rows(file, as_list(found, embedded.source))
+        rows = draw_rows(found, embedded, pictures)
+        if rows:
+            with atomic_write(out) as file:
+                contact_sheet(rows).save(file, format=picture_format(out))
+        say(f"{len(embedded.features.kept)} images of {embedded.subject.name}; {words}")
+        print_findings(found, embedded.source)
+        if "duplicates" in self.what and not any(each.what == "duplicates" for each in found):
+            say(f"no two images have a cosine of {self.threshold:g} or more: a lower --threshold finds looser pairs")
+        wrote = f"{out} and {out.with_suffix('.csv')}" if rows else f"{out.with_suffix('.csv')}"
+        say(f"wrote {wrote}")
+
+
+def neighbors(encoder: str, **options: Any) -> list[Finding]:
+    """Find the look-alikes of an image, or the near-duplicates and outliers of a folder; draw and list them.
+
+    Args:
+        encoder: a run's folder, a file of weights, a model by name, random, or pixels.
+        options: of `Looking`.
+    """
+    return Looking(encoder=encoder, **options).run()
+
+
+def without_self(near: Neighbors) -> Neighbors:
+    """Neighbors [M, k + 1] of each image of a bank in the same bank, without the image itself: [M, k]."""
+    itself = near.position == torch.arange(len(near.position)).unsqueeze(1)
+    # One of several equal images may not be among its own neighbors: then the farthest goes.
+    itself[~itself.any(1), -1] = True
+    shape = (len(near.position), near.position.shape[1] - 1)
+    return Neighbors(near.cosine[~itself].view(shape), near.position[~itself].view(shape))
+
+
+def group_duplicates(near: Neighbors, bank: Tensor, threshold: float) -> list[Finding]:
+    """Groups of images that are linked by cosines of at least `threshold`, the closest first."""
+    parent = list(range(len(near.position)))
+
+    def root(image: int) -> int:
+        while parent[image] != image:
+            parent[image] = parent[parent[image]]
+            image = parent[image]
+        return image
+
+    close = (near.cosine >= threshold).nonzero()
+    for image, place in close.tolist():
+        one, other = root(image), root(int(near.position[image, place]))
+        parent[max(one, other)] = min(one, other)
+    groups: dict[int, list[int]] = {}
+    for image in sorted(set(close[:, 0].tolist()) | {int(near.position[i, p]) for i, p in close.tolist()}):
+        groups.setdefault(root(image), []).append(image)
+    found = []
+    for images in groups.values():
+        scores = torch.nn.functional.cosine_similarity(bank[images], bank[images[:1]]).tolist()
+        found.append(Finding("duplicates", f"{len(images)} that are nearly the same", images, [1.0, *scores[1:]]))
+    return sorted(found, key=lambda each: -max(each.scores[1:]))
+
+
+def rank_outliers(near: Neighbors, count: int) -> Finding:
+    """The images whose neighbors are farthest, the loneliest first."""
+    if near.cosine.shape[1] == 0:
+        raise ValueError("a single image has no neighbors: give --data more of them")
+    closeness = near.cosine.mean(1)
+    order = closeness.argsort(stable=True)[:count]
+    return Finding("outliers", "like no other", order.tolist(), closeness[order].tolist())
+
+
+def renumbered(finding: Finding, embedded: Embedded) -> Finding:
+    """From places among the images that could be read to places in the source."""
+    return finding._replace(images=embedded.features.kept[np.array(finding.images, dtype=np.int64)].tolist())
+
+
+def name_of(source: Source, finding: Finding, image: int) -> str:
+    return source.name(image) if image >= 0 else finding.title.removeprefix("like ")
+
+
+def as_list(found: Sequence[Finding], source: Source) -> Iterator[list[object]]:
+    """Every finding as rows of a table: what, number of the group, path, cosine."""
+    yield ["find", "group", "path", "cosine"]
+    for number, finding in enumerate(found):
+        for image, score in zip(finding.images, finding.scores, strict=True):
+            yield [finding.what, number, name_of(source, finding, image), f"{score:.4f}"]
+
+
+def print_findings(found: Sequence[Finding], source: Source) -> None:
+    """Print what is on the sheet."""
+    for finding in found[:ROWS]:
+        say(f"{printable(finding.title)}:")
+        for image, score in zip(finding.images, finding.scores, strict=True):
+            if image >= 0:
+                say(f"  {score:6.3f}  {printable(source.name(image))}")
+    if len(found) > ROWS:
+        say(f"… and {len(found) - ROWS} more, in the list")
+
+
+def draw_rows(found: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:
+    """The findings as rows of a contact sheet; what is longer than a row goes on in the next."""
+    reader = ImageDataset(embedded.source, decoder_for(embedded.subject.channels))
+    rows = []
+    for finding in found[:ROWS]:
+        for start in range(0, len(finding.images), COLUMNS):
+            images = finding.images[start : start + COLUMNS]
+            names = [name_of(embedded.source, finding, image).rpartition("/")[2] for image in images]
+            scores = finding.scores[start : start + COLUMNS]
+            captions = [
+                f"{score:.2f}  {name}" if image >= 0 else f"query: {name}"
+                for image, name, score in zip(images, names, scores, strict=True)
+            ]
+            title = finding.title if start == 0 else ""
+            shown = [pictures[image] if image in pictures else reader.decode(image) for image in images]
+            rows.append(Row(title, [to_rgb(each) for each in shown], captions))
+    return rows[:ROWS]

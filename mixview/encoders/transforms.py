@@ -1,0 +1,74 @@
+"""How an image becomes an encoder's input: its center crop, or all of it squashed into a square."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mixview.data.augment.policies import Normalize
+from mixview.lazy import Module
+
+F = Module("torchvision.transforms.v2.functional")
+IMAGENET = Normalize()
+"""The colors of ImageNet, which nearly every encoder is trained with."""
+
+MARGIN = 256 / 224
+"""The usual margin: images are resized to 256 pixels and 224 of them are shown."""
+
+
+@final
+@dataclass(frozen=True)
+class CenterCrop:
+    """The shorter side resized to `size` and the usual margin, the middle cropped, the colors normalized."""
+
+    size: int
+    normalize: Normalize | None = IMAGENET
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """[C, H, W] of uint8 -> [C, size, size]"""
+        height, width = image.shape[1:]
+        margin = 1.0 if max(height, width) <= self.size else MARGIN  # none for images no larger than what is shown
+        scale = margin * self.size / min(height, width)
+        resized = F.resize(F.to_dtype(image, torch.float32, scale=True), [round(height * scale), round(width * scale)])
+        return normalized(F.center_crop(resized, [self.size, self.size]), self.normalize)
+
+    @property
+    def description(self) -> str:
+        return f"center crop of {self.size} pixels"
+
+
+@final
+@dataclass(frozen=True)
+class Squash:
+    """The whole image in a square, whatever its shape: the published SVM protocol's way (resize 256, then to 224×224).
+
+    The first resize, of the shorter side to 256, changes nothing but the smoothing of images that are larger.
+    """
+
+    size: int
+    normalize: Normalize | None = IMAGENET
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """[C, H, W] of uint8 -> [C, size, size]"""
+        image = F.to_dtype(image, torch.float32, scale=True)
+        height, width = image.shape[1:]
+        scale = round(MARGIN * self.size) / min(height, width)
+        if scale < 1:
+            image = F.resize(image, [round(height * scale), round(width * scale)])
+        return normalized(F.resize(image, [self.size, self.size]), self.normalize)
+
+    @property
+    def description(self) -> str:
+        return f"whole image squashed to {self.size}×{self.size} pixels"
+
+
+Transform = CenterCrop | Squash
+
+
+def normalized(image: Tensor, normalize: Normalize | None) -> Tensor:
+    """The image [C, H, W] with its colors normalized."""
+    if normalize is None:
+        return image
+    shifted: Tensor = F.normalize(image, *normalize.values(len(image)))
+    return shifted

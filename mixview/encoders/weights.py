@@ -1,0 +1,178 @@
+"""Weights from files: whose they are, where in a file the tensors lie, and how they get into an encoder.
+
+Nothing that is read here can run code: torch files are opened with `weights_only=True`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mixview.encoders.optional import import_optional
+from mixview.io.pickles import check_tensors, read_torch
+
+ENCODER_FILE = "encoder.safetensors"
+"""The exported encoder in a run folder."""
+
+HEADS = ("fc", "classifier", "head", "heads", "head_dist")
+
+PREFIXES = (
+    *("module.", "_orig_mod.", "model.", "net."),  # DDP, torch.compile, Lightning, lucidrains' BYOL
+    *("encoder_q.", "base_encoder.", "encoder."),  # MoCo, MoCo v3, SimSiam
+    "backbone.",  # lightly, solo-learn, OpenSelfSup, MMSelfSup
+    *("online.", "online_net.", "online_network.", "online_encoder."),  # mixview and BYOL, in four dialects
+    *("base_model.", "trunk.", "_feature_blocks."),  # VISSL
+)
+"""What other programs put before an encoder's own names. Target and key encoders have others, and are never taken."""
+
+CONTAINERS = (
+    *("state_dict", "model_state_dict", "online_network_state_dict", "model", "encoder", "backbone"),
+    *("classy_state_dict", "base_model", "trunk"),  # VISSL, one in the other
+    "teacher",  # DINO
+)
+"""Where in a file the tensors are."""
+
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
+
+FIT = 0.7
+"""The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
+
+
+def weights_file(weights: str | Path) -> Path:
+    """The file that `weights` means: itself, or the exported encoder of a run folder."""
+    path = Path(weights).expanduser()
+    if path.is_dir():
+        if not (path / ENCODER_FILE).is_file():
+            raise FileNotFoundError(
+                f"{path} holds no {ENCODER_FILE}: pass the folder of a finished mixview run, or a file of weights"
+            )
+        return path / ENCODER_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f'no weights at {path}: pass "imagenet", a file, or the folder of a mixview run')
+    return path
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file, by name. Runs nothing that the file holds."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)[0]
+    if path.suffix not in TORCH_SUFFIXES:
+        raise ValueError(f"{path} is no file of weights that is known: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
+    held = read_torch(path)
+    while isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
+        inside = next((key for key in CONTAINERS if isinstance(held.get(key), Mapping)), None)
+        if inside is None:
+            break
+        held = held[inside]
+    tensors = {str(k): v for k, v in held.items() if isinstance(v, Tensor)} if isinstance(held, Mapping) else {}
+    if not tensors:
+        raise ValueError(f"{path} holds no state_dict: save one with torch.save(model.state_dict(), FILE)")
+    check_tensors(tensors, path)
+    return tensors
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the text in its header."""
+    safetensors = import_optional("safetensors")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise ValueError(
+            f"{path} is no whole safetensors file ({first_line(error)}): it was cut short or is something else; "
+            "copy or export it again"
+        ) from error
+
+
+def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str, name: str) -> str:
+    """Copy the tensors that fit into the encoder, and say how many did and which did not.
+
+    Known prefixes (of DDP, `torch.compile`, MoCo, lightly, mixview) are taken off, classifiers left out, and a first
+    convolution of other channels is adapted. When too few fit, nothing is changed and an error names the file.
+    """
+    own = encoder.state_dict()
+    first = first_convolution(encoder)
+    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
+    found: dict[str, Tensor] = {}
+    misshapen: list[str] = []
+    left: list[str] = []
+    children = [name for name, _ in encoder.named_children()]
+    for full_key, value in tensors.items():
+        key = strip_prefixes(full_key, own, children)
+        if key not in own:
+            left.append(key)
+            continue
+        shape = own[key].shape
+        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
+            value = adapt_channels(value, shape[1])
+        if value.shape == shape:
+            found.setdefault(key, value)
+        else:
+            misshapen.append(f"{key} {list(value.shape)} for {list(shape)}")
+
+    counted = [key for key in own if not key.endswith("num_batches_tracked")]
+    fitting = [key for key in counted if key in found]
+    missing = [key for key in counted if key not in found]
+    parts = {key.partition(".")[0] for key in own} - set(HEADS)
+    foreign = [k for k in left if k.partition(".")[0] in parts and not k.endswith("num_batches_tracked")]
+    there = len(fitting) + len(misshapen) + len(foreign)
+    troubles = [
+        f"{what} {shorten(which)}"
+        for what, which in (("other shapes:", misshapen), ("not in it:", missing), ("not in the model:", foreign))
+        if which
+    ]
+    if len(fitting) < FIT * max(len(counted), there):
+        raise ValueError(
+            f"{len(fitting)} of {len(tensors)} tensors of {source} fit {name}, which has {len(counted)} "
+            f"({'; '.join(troubles)}; it starts with {shorten(tensors, 2)}): "
+            "pass the backbone that the file was made with"
+        )
+    encoder.load_state_dict(found, strict=False)
+    said = f"Weights: {len(fitting)} of the {len(counted)} tensors of {name} from {source}"
+    return f"{said}; {'; '.join(troubles)}." if troubles else f"{said}."
+
+
+def strip_prefixes(key: str, own: Mapping[str, Tensor], children: Sequence[str]) -> str:
+    """Take known prefixes off until the name is one of the model's, or none is left.
+
+    A number that is left in front is of an `nn.Sequential`: of backbone and neck (OpenSelfSup: `encoder_q.0.conv1`), or
+    of the model's own children without the last (lightly: `backbone.4.0.conv1` is `layer1.0.conv1`).
+    """
+    while key not in own:
+        prefix = next((prefix for prefix in PREFIXES if key.startswith(prefix)), None)
+        if prefix is None:
+            break
+        key = key.removeprefix(prefix)
+    number, _, rest = key.partition(".")
+    if key in own or not number.isdecimal():
+        return key
+    if number == "0" and rest in own:
+        return rest
+    return f"{children[int(number)]}.{rest}" if int(number) < len(children) else key
+
+
+def first_convolution(model: nn.Module) -> tuple[str, nn.Conv2d] | None:
+    return next(((name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)), None)
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first convolution's weight [O, I, h, w] for other channels, keeping the scale of its output (as in timm).
+
+    To one channel the filters are summed (a gray image is three equal channels), to more they are repeated in turn and
+    scaled by I / channels.
+    """
+    have = weight.shape[1]
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight[:, torch.arange(channels) % have] * (have / channels)
+
+
+def shorten(names: Iterable[str], most: int = 4) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0].rstrip(".:")[:200] or type(error).__name__

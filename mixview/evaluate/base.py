@@ -1,0 +1,313 @@
+"""The base of all evaluation protocols: one file and one class each, labeled features or images in, metrics out.
+
+    @dataclass(frozen=True, kw_only=True)
+    class NearestMean(Protocol):
+        def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
+            train, train_labels, test, test_labels = context.labeled_features()
+            means = torch.stack([train[train_labels == label].mean(0) for label in train_labels.unique()])
+            correct = torch.cdist(test, means).argmin(1) == test_labels
+            yield "top-1", 100 * correct.double().mean().item()
+
+    result = NearestMean(encoder="runs/first", data="imagenette/").run()
+
+Its fields are its options, on the command line and in studies too; `run` writes the result into the run's folder.
+"""
+
+import math
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
+
+from torch import Tensor
+
+from mixview.data.sources.registry import SourceOptions
+from mixview.encoders.features import Features, Stage, extract, pick_device
+from mixview.encoders.loading import ComputeConfig, EncoderConfig, LoadedEncoder
+from mixview.encoders.transforms import CenterCrop, Transform
+from mixview.evaluate import overlap, results
+from mixview.evaluate.labeled import LabeledSplits, as_tensor, open_splits
+from mixview.evaluate.results import Result
+from mixview.extensions import PROTOCOLS
+from mixview.io.terminal import say
+from mixview.options import ROOM, Count, Seed
+from mixview.runs.launching import process_rank
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+
+
+class Stopped(RuntimeError):
+    """A training that was stopped before its end, and can be resumed."""
+
+
+class LabeledFeatures(NamedTuple):
+    """Features [N, D] and labels [N] of both splits, on the device."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+
+
+@dataclass(kw_only=True)
+class EvalContext:
+    """What a protocol evaluates, and what it records besides its metrics."""
+
+    protocol: "Protocol"
+    encoder: LoadedEncoder
+    splits: LabeledSplits
+    started: float = field(default_factory=time.monotonic)
+    """When the evaluation began, by the monotonic clock; time limits count from here."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The options that the metrics depend on, as they are stored."""
+    description: str = ""
+    """How the metrics are computed, in one sentence; by default the protocol's docstring."""
+    std: dict[str, float] = field(default_factory=dict)
+    """Standard deviations of metrics that are means over samples."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Plain values behind the metrics, such as the average precision of each class."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences that the user should read."""
+    warnings: tuple[str, ...] = ()
+
+    def features(self, transform: Transform, stage: Stage = "avgpool") -> tuple[Features, Features]:
+        """Features of both splits, cached. Notes the images that cannot be read."""
+        train, test = (
+            extract(
+                self.encoder,
+                source,
+                transform,
+                stages=(stage,),
+                device=self.protocol.device,
+                devices=self.protocol.devices,
+                workers=self.protocol.workers,
+            )
+            for source in (self.splits.train, self.splits.test)
+        )
+        for name, source, features in (("training", self.splits.train, train), ("test", self.splits.test, test)):
+            if len(features.kept) < len(source):
+                missing = sorted(set(range(len(source))) - set(features.kept.tolist()))
+                some = ", ".join(source.name(index) for index in missing[:3])
+                self.notes.append(f"{len(missing)} {name} images cannot be read and are left out: {some}.")
+        return train, test
+
+    def labeled_features(self) -> LabeledFeatures:
+        """Features of center crops, and labels, of all images that can be read."""
+        train_labels, test_labels = self.splits.single(self.protocol.name)
+        train, test = self.features(CenterCrop(self.encoder.size, self.encoder.normalize))
+        device = pick_device(self.protocol.device)
+        return LabeledFeatures(
+            train["avgpool"].to(device),
+            as_tensor(train_labels[train.kept]).to(device),
+            test["avgpool"].to(device),
+            as_tensor(test_labels[test.kept]).to(device),
+        )
+
+    def result(self, metrics: dict[str, float]) -> Result:
+        """The metrics, with everything that they depend on."""
+        fingerprints = {"train": self.splits.train.fingerprint(), "test": self.splits.test.fingerprint()}
+        return Result(
+            protocol=self.protocol.name,
+            metrics=metrics,
+            description=self.description or (type(self.protocol).__doc__ or "").strip().partition("\n")[0],
+            encoder=self.encoder.name,
+            data=self.splits.description,
+            seed=self.protocol.seed,
+            std=self.std,
+            settings=self.settings,
+            about=self.encoder.about,
+            details={"data": fingerprints, **self.details},
+            notes=tuple(self.notes),
+            warnings=self.warnings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Labeled images to evaluate on, and where the results go."""
+
+    data: str | None = None
+    """Labeled images: a folder, or any other path, address or name (see `mixview data list`)."""
+    train: str | None = None
+    """Split to train on; by default the one for training."""
+    test: str | None = None
+    """Split to evaluate on; by default test, or else val."""
+    test_data: str | None = None
+    """Location of the test images, if not with the others."""
+    data_options: SourceOptions | None = None
+    """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
+
+    seed: Seed = 0
+    """Random seed. Results of several seeds are kept side by side, and averaged."""
+    out: Annotated[str, ROOM] | None = None
+    """Folder for the results; by default the run's, and none for an encoder without a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
+    """One way to evaluate an encoder on labeled images: see the example at the top of this file."""
+
+    trials: Count = 1
+    """Number of evaluations, with seeds from --seed on; results are shown as mean ± std."""
+
+    name: ClassVar[str]
+    """Its short name, in tables and results; by default its import path."""
+    cost: ClassVar[float] = math.inf
+    """Its place in `mixview evaluate all`, which starts with the cheapest."""
+    excluded_from_all: ClassVar[str] = ""
+    """Why `mixview evaluate all` leaves it out, if it does."""
+    multi_label: ClassVar[bool] = False
+    """Whether an image may have several classes."""
+    needs_network: ClassVar[bool] = False
+    """Whether it trains the encoder itself."""
+    needs_folder: ClassVar[bool] = False
+    """Whether it works only where results are kept."""
+    not_in_results: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
+    """Options of its own that do not change the metrics: they say where, how long and how closely logged it is."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = f"{cls.__module__}.{cls.__name__}"
+        if not NAME.fullmatch(cls.name):
+            raise ValueError(f"an evaluation protocol's name is made of letters, digits, . and -, not {cls.name!r}")
+
+    @abstractmethod
+    def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
+        """Yield the name and the value, in percent, of every metric; put what else there is to say into the context."""
+
+    @property
+    def trains_on_images(self) -> bool:
+        """Whether it trains on images, in a run of its own."""
+        return False
+
+    def run(self) -> Result:
+        """Evaluate, write the result and show it; several trials are written one by one, and averaged."""
+        if self.trials == 1:
+            return run_each([self], self.open())[0]
+        trials = [replace(self, seed=self.seed + number, trials=1) for number in range(self.trials)]
+        return results.average(run_each(trials, self.open()))
+
+    def open(self) -> EvalContext:
+        """Open the encoder and the images, which any number of protocols can evaluate."""
+        if self.needs_folder and self.folder() is None:
+            raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: give --out FOLDER")
+        if self.data is None:
+            raise ValueError("there are no images to evaluate on: give --data labeled images (scenes, to try it out)")
+        splits = open_splits(self.data, self.train, self.test, self.test_data, self.data_options)
+        encoder = self.load_for(splits.train, self.seed)
+        notes, warnings = overlap.check(encoder.run, splits.train, splits.test)
+        return EvalContext(
+            protocol=self,
+            encoder=encoder,
+            splits=splits,
+            notes=[*encoder.notes, *splits.notes, *notes],
+            warnings=tuple(warnings),
+        )
+
+    def obstacle(self, context: EvalContext) -> str | None:
+        """Why this protocol cannot evaluate this encoder on these images; None if it can."""
+        if not self.multi_label and context.splits.train_labels is None:
+            return f"it needs one class per image, and the images of {self.data} have several"
+        if self.needs_network and context.encoder.spec is None:
+            return f"{context.encoder.name} have no network to train"
+        return None
+
+    def result(self, context: EvalContext) -> Result:
+        """Evaluate what is open already, without writing the result."""
+        obstacle = self.obstacle(context)
+        if obstacle is not None:
+            raise ValueError(f"{self.name} cannot be used: {obstacle}; mixview evaluate all runs what can be run")
+        shared = {each.name for each in fields(Protocol)}
+        own = {name: value for name, value in sorted(asdict(self).items()) if name not in self.not_in_results | shared}
+        record = replace(
+            context,
+            protocol=self,
+            settings=own | {"size": context.encoder.size},
+            description="",
+            std={},
+            details={},
+            notes=list(context.notes),
+        )
+        metrics = {name: float(value) for name, value in self.evaluate(record)}
+        return record.result(metrics)
+
+    def folder(self) -> Path | None:
+        """The folder that keeps the results: `out`, or that of the encoder's run."""
+        if self.out is not None:
+            return Path(self.out)
+        path = Path(self.encoder).expanduser()
+        run = path if path.is_dir() else path.parent
+        return run if path.exists() and (run / "config.yaml").is_file() else None
+
+
+def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result]:
+    """Evaluate by each protocol, write each result as soon as it is there, and show them all at the end."""
+    found: list[Result] = []
+    stopped: Stopped | None = None
+    folder = protocols[0].folder() if protocols else None
+    paths = []
+    for protocol in protocols:
+        try:
+            found.append(protocol.result(context))
+        except Stopped as error:
+            stopped = error
+            break
+        if folder is not None and process_rank() == 0:  # one process of many writes
+            paths.append(results.save(found[-1], folder))
+    if found and process_rank() == 0:
+        report(found, folder, paths)
+    if stopped is not None:
+        raise stopped
+    return found
+
+
+def report(found: list[Result], folder: Path | None, paths: list[Path]) -> None:
+    """Show results, where they were written, and their mean over seeds that are there already."""
+    results.show(found)
+    if folder is None:
+        say("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
+        return
+    say(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
+    names = {result.protocol for result in found}
+    kept = [result for result in results.read(folder) if result.protocol in names]
+    if len(kept) > len(found) and any(row.runs > 1 for row in results.summarize(kept)):
+        say("\nWith the results that are there already:")
+        results.show(kept)
+
+
+def build(name: str, options: dict[str, Any]) -> Protocol:
+    """The protocol of a name or import path, its options as plain values: groups of options may be dictionaries.
+
+    A `recipe` is where a protocol that has recipes starts from, as on the command line.
+    """
+    protocol: type[Protocol] = PROTOCOLS.load(name)
+    if not (isinstance(protocol, type) and issubclass(protocol, Protocol)):
+        raise ValueError(f"{name} is not an evaluation protocol: it must be a subclass of mixview.evaluate.Protocol")
+    read_recipe = getattr(protocol, "read_recipe", None)
+    if read_recipe is not None and options.get("recipe") is not None:
+        options = merged(read_recipe(options["recipe"]), options)
+    hints = get_type_hints(protocol)
+    for key, value in options.items():
+        group = hints.get(key)
+        if isinstance(value, dict) and isinstance(group, type) and is_dataclass(group):
+            plain = {each: tuple(part) if isinstance(part, list) else part for each, part in value.items()}
+            options = options | {key: group(**plain)}
+    return protocol(**options)
+
+
+def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Settings with changes, group by group."""
+    groups = {
+        name: settings[name] | (asdict(value) if is_dataclass(value) and not isinstance(value, type) else value)
+        for name, value in changes.items()
+        if isinstance(settings.get(name), dict)
+    }
+    return settings | changes | groups
+
+
+def protocols() -> list[type[Protocol]]:
+    """All built-in protocols, the cheapest first."""
+    return sorted((PROTOCOLS.load(name) for name in PROTOCOLS.names()), key=lambda each: each.cost)

@@ -1,0 +1,77 @@
+"""Pictures of what a detector found, beside what is there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from mixview.data.contact_sheet import COLORS, INK, Row, contact_sheet, draw_objects, to_rgb
+from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.sources.base import Objects, Pixels, Source
+from mixview.evaluate.detection.inference import Predictions
+from mixview.evaluate.detection.metrics import Floats, Rle, library
+
+TILE = 240
+SURE = 0.5
+"""Detections of a lower score are not drawn, unless there is no other."""
+SUREST = 3
+"""So many of them are, then."""
+
+
+def draw_predictions(
+    predictions: Predictions, source: Source, classes: Sequence[str], count: int, channels: int = 3
+) -> Image.Image:
+    """A sheet of `count` images, evenly over the test images: annotations above, detections below."""
+    reader = ImageDataset(source, decoder_for(channels))
+    chosen = np.unique(np.linspace(0, len(predictions.indices) - 1, count).astype(int)).tolist()
+    there, found, names, counts = [], [], [], []
+    for place in chosen:
+        picture = to_rgb(reader.decode(predictions.indices[place]))
+        truth, detections = predictions.truth[place], predictions.detections[place]
+        sure = detections.scores >= (SURE if (detections.scores >= SURE).any() else lowest(detections.scores))
+        there.append(draw_labeled(picture, truth.boxes, truth.classes, truth.masks, classes, ignored=truth.ignored))
+        masks = None if detections.masks is None else [m for m, on in zip(detections.masks, sure, strict=True) if on]
+        found.append(
+            draw_labeled(
+                picture, detections.boxes[sure], detections.classes[sure], masks, classes, detections.scores[sure]
+            )
+        )
+        names.append(source.name(predictions.indices[place]).rpartition("/")[2])
+        counts.append(f"{int((detections.scores >= SURE).sum())} with a score of {SURE:g} or more")
+    return contact_sheet([Row("what is there", there, names), Row("what was found", found, counts)], TILE)
+
+
+def lowest(scores: Floats) -> float:
+    """The score of the last of the surest."""
+    return float(np.sort(scores)[::-1][:SUREST][-1]) if len(scores) else SURE
+
+
+def draw_labeled(
+    picture: Pixels,
+    boxes: Floats,
+    labels: npt.NDArray[np.int64],
+    masks: list[Rle] | None,
+    classes: Sequence[str],
+    scores: Floats | None = None,
+    ignored: npt.NDArray[np.bool_] | None = None,
+) -> Pixels:
+    """The picture, at least `TILE` pixels large, with boxes, masks and the names of classes."""
+    scale = max(1, round(TILE / max(picture.shape[:2])))
+    large = picture.repeat(scale, 0).repeat(scale, 1)
+    thin = np.zeros(len(boxes), np.bool_) if ignored is None else ignored
+    drawn = None
+    if masks is not None and len(masks):
+        drawn = np.stack([library("faster_coco_eval.core.mask").decode(mask) for mask in masks]).astype(np.bool_)
+        drawn = drawn.repeat(scale, 1).repeat(scale, 2)
+    objects = Objects((boxes * scale).astype(np.float32), labels, thin, thin, drawn)
+    image = Image.fromarray(draw_objects(large, objects))
+    draw = ImageDraw.Draw(image)
+    size = max(9, max(image.size) // 28)
+    font = ImageFont.load_default(size)
+    for number, (left, top, _, _) in enumerate(objects.boxes.tolist()):
+        text = classes[int(labels[number])] + ("" if scores is None else f" {scores[number]:.2f}")
+        place = (max(0, min(left, image.width - font.getlength(text))), max(0, top - size - 2))
+        draw.rectangle(draw.textbbox(place, text, font), fill=COLORS[number % len(COLORS)])
+        draw.text(place, text, INK, font)
+    return np.array(image)

@@ -1,0 +1,352 @@
+"""Object detection and instance segmentation: a detector around the encoder, everything fine-tuned.
+
+    from mixview.evaluate import evaluate
+    result = evaluate("runs/first", "detection", recipe="voc-c4", data="VOCdevkit", trials=5)
+
+Each trial is a run of its own, in a folder like pretraining's: settings, metrics, checkpoints, pictures, detections.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from lightning_fabric import Fabric
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+
+from mixview import recipes
+from mixview.data.loader import EpochSampler, default_workers
+from mixview.data.sources.base import Source
+from mixview.data.sources.splits import Subset, take_evenly
+from mixview.distributed import synchronize_batch_norm
+from mixview.evaluate.base import EvalContext, Protocol, Stopped
+from mixview.evaluate.detection.drawing import draw_predictions
+from mixview.evaluate.detection.inference import Predictions, predict, recount_statistics
+from mixview.evaluate.detection.metrics import as_text, coco_metrics, coco_results, library, voc_metrics
+from mixview.evaluate.detection.models import Model, Scales, build_detector
+from mixview.evaluate.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
+from mixview.evaluate.detection.training import DetectionLogging, Engine, Schedule, build_optimizer
+from mixview.evaluate.results import Result, percentages
+from mixview.evaluate.training import RunConfig, processes_here
+from mixview.evaluate.training_loop import run_supervised
+from mixview.io.atomic import atomic_write, write_bytes
+from mixview.io.records import RecordError, read_json
+from mixview.options import Count, NonNegative, Positive
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.devices import agree_on_checkpoint, launch_once
+from mixview.runs.launching import explain_lost_peer
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError, is_run, recorded, start_or_resume
+
+MAY_CHANGE = frozenset(
+    {
+        "data",
+        "device",
+        "devices",
+        "encoder",
+        "logging",
+        "max_time",
+        "nodes",
+        "out",
+        "precision",
+        "test_data",
+        "trust_remote_code",
+        "workers",
+    }
+)
+"""Settings that a resumed trial may change: they say where, how long and how closely it is logged."""
+NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detection(RunConfig, Protocol):
+    """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN."""
+
+    recipe: str | None = None
+    """Settings to start from: `mixview recipes` lists them under detection; or a YAML file of yours."""
+    model: Model = field(default_factory=Model)
+    """The detector around the encoder."""
+    scales: Scales = field(default_factory=Scales)
+    """Image sizes in training and testing."""
+    schedule: Schedule = field(default_factory=Schedule)
+    """The published schedule, which --batch_size, --iterations and --lr change as a whole."""
+    iterations: Count | None = None
+    """Number of iterations; the steps of the learning rate keep their place in it."""
+    lr: Positive | None = None
+    """Learning rate for this batch size; by default it is scaled with the batch size, the iterations inversely."""
+    empty: bool = False
+    """Train on images without any object, too; the published settings leave them out."""
+    precise_bn: NonNegative = 200
+    """Training batches over which batch norm statistics are recomputed before testing; 0 for none."""
+    sync_bn: bool = True
+    """Synchronize batch norm over all devices."""
+    max_test_images: Count | None = None
+    """Maximum number of test images, evenly over them; by default all."""
+    logging: DetectionLogging = field(default_factory=DetectionLogging)
+    """How often a run logs and saves, and what it keeps."""
+
+    name: ClassVar[str] = "detection"
+    cost: ClassVar[float] = 8
+    excluded_from_all: ClassVar[str] = "it needs boxes and a recipe: mixview evaluate detection"
+    multi_label: ClassVar[bool] = True
+    needs_network: ClassVar[bool] = True
+    needs_folder: ClassVar[bool] = True
+    not_in_results: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
+
+    def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
+        library()
+        objects_of(context.splits.train, 0)  # raises if the data has no boxes
+        resolved = replace(self, schedule=self.schedule.resolve(self.iterations, self.batch_size, self.lr))
+        context.settings["schedule"] = asdict(resolved.schedule)
+        trial = Trial(resolved, context, self.fabric(context), self.deadline(context))
+        if self.resume and trial.is_finished:
+            RunDirectory.open(trial.out).check_resumable(trial.config(), trial.data(), MAY_CHANGE)
+        else:
+            trial.run()
+        if not trial.fabric.is_global_zero:  # the first process has the metrics
+            return []
+        result = trial.read_result()
+        context.description, context.details, context.notes = result.description, result.details, list(result.notes)
+        return result.metrics.items()
+
+    @staticmethod
+    def read_recipe(recipe: str) -> dict[str, Any]:
+        """The settings of a recipe: of mixview's own by name, or of a YAML file."""
+        return recipes.read(recipe if recipe.endswith((".yaml", ".yml")) else f"detection/{recipe}").settings
+
+
+@dataclass
+class Trial:
+    """One training of a detector with one seed, and its result."""
+
+    settings: Detection
+    context: EvalContext
+    fabric: Fabric
+    deadline: float | None = None
+    """When to stop, by the monotonic clock."""
+
+    @property
+    def out(self) -> Path:
+        """The folder of this trial."""
+        base = self.settings.folder()
+        assert base is not None
+        name = Path(self.settings.recipe or "detection").stem
+        return base / "detection" / f"{name}-{Path(str(self.settings.data)).name}-seed-{self.settings.seed}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its result is there."""
+        return (self.out / "result.json").is_file()
+
+    def read_result(self) -> Result:
+        """The result of a finished trial."""
+        path = self.out / "result.json"
+        try:
+            return read_json(path, Result)
+        except RecordError as error:
+            raise RunDirectoryError(f"{path} cannot be read ({error.reason}): remove it, and resume again") from None
+
+    def run(self) -> None:
+        """Train, evaluate and write everything; raise `Stopped` if it was stopped before its end."""
+        resume = self.settings.resume and is_run(self.out)
+        folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
+        with recorded(folder), explain_lost_peer():
+            launch_once(self.fabric)
+            self.fabric.barrier()  # the folder is there now
+            stopped = not self.train(folder)
+        if stopped:
+            raise Stopped(f"the training in {self.out} was stopped: the same command with --resume continues it")
+
+    def data(self) -> dict[str, Any]:
+        """The training images, as the folder records them."""
+        train = self.context.splits.train
+        return {"kind": train.kind, "count": len(train), "fingerprint": train.fingerprint()}
+
+    def config(self) -> dict[str, Any]:
+        """The settings as plain values, for the folder."""
+        every = {name: value for name, value in asdict(self.settings).items() if name not in NOT_OF_A_TRIAL}
+        return every | {"weights_key": self.context.encoder.weights_key()}
+
+    def train(self, folder: RunDirectory | None) -> bool:
+        """Train and evaluate, on every process; False if it was stopped before its end."""
+        settings, fabric, loaded = self.settings, self.fabric, self.context.encoder
+        source, empty = (self.context.splits.train, 0) if settings.empty else with_objects(self.context.splits.train)
+        notes = [*self.context.notes]
+        if empty:
+            notes.append(f"{empty} training images show no object and are left out (--empty keeps them).")
+        batches = self.batches(source)
+        torch.manual_seed(settings.seed)  # the same first weights on every process
+        detector = build_detector(
+            loaded.encoder,
+            classes=len(self.context.splits.classes),
+            model=settings.model,
+            scales=settings.scales,
+            normalize=loaded.normalize,
+            channels=loaded.channels,
+        )
+        if settings.sync_bn:
+            notes += synchronize_batch_norm(detector, fabric.device)
+        module, optimizer = fabric.setup(detector, build_optimizer(detector, settings.schedule))
+        loader = self.loader(source, batches)
+        engine = Engine(
+            fabric=fabric,
+            module=module,
+            network=detector,
+            optimizer=optimizer,
+            batches=batches,
+            loader=loader,
+            steps=settings.schedule.iterations,
+            seed=settings.seed,
+            accumulate_grad_batches=settings.accumulate_grad_batches,
+            schedule=settings.schedule,
+        )
+        checkpoint = Checkpoints(self.out / "checkpoints").load_latest(fabric.device)
+        agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(self.out))
+        if checkpoint is not None:
+            engine.load_state(checkpoint[0])
+            notes.append(f"Resuming from iteration {engine.step} of {settings.schedule.iterations}.")
+        last: list[tuple[Predictions, dict[str, float]]] = []
+
+        def evaluate() -> dict[str, float]:
+            predictions = self.predict(detector, source)
+            last[:] = [(predictions, self.metrics(predictions))]
+            return last[0][1]
+
+        metrics = run_supervised(
+            engine,
+            folder,
+            settings.logging,
+            out=self.out,
+            seconds=None if self.deadline is None else self.deadline - time.monotonic(),
+            notes=notes,
+            evaluate=evaluate,
+            evaluate_every=settings.logging.eval_every,
+        )
+        if metrics is None:
+            return False
+        if folder is not None:
+            self.write(folder, engine, *last[0])
+        return True
+
+    def batches(self, source: Source, shift: int = 0) -> EpochSampler:
+        """The order of the images, for this process."""
+        fabric, settings = self.fabric, self.settings
+        batches = EpochSampler(
+            len(source), settings.schedule.batch_size, settings.seed + shift, fabric.global_rank, fabric.world_size
+        )
+        each = settings.schedule.batch_size // fabric.world_size
+        if settings.accumulate_grad_batches > each:
+            raise ValueError(
+                f"accumulate_grad_batches {settings.accumulate_grad_batches} is more than the {each} images per "
+                f"device: use {each}"
+            )
+        return batches
+
+    def loader(self, source: Source, batches: EpochSampler) -> Any:
+        """The loader of training samples."""
+        settings = self.settings
+        return training_loader(
+            source,
+            batches,
+            channels=self.context.encoder.channels,
+            masks=settings.model.masks,
+            seed=settings.seed,
+            workers=self.workers,
+            pin_memory=self.fabric.device.type == "cuda",
+        )
+
+    @property
+    def workers(self) -> int:
+        """Data-loading processes of this process."""
+        given = self.settings.workers
+        return default_workers(processes_here(self.fabric)) if given is None else given
+
+    @property
+    def test(self) -> Source:
+        """The test images."""
+        whole, count = self.context.splits.test, self.settings.max_test_images
+        return whole if count is None else take_evenly(whole, count)
+
+    def predict(self, detector: GeneralizedRCNN, source: Source) -> Predictions:
+        """The detections in the test images, with batch norm statistics of the training images `source`."""
+        settings, test = self.settings, self.test
+        batches = self.batches(source, shift=1)
+        torch.manual_seed(settings.seed)
+        recount_statistics(detector, endless(self.loader(source, batches), batches), settings.precise_bn, self.fabric)
+        return predict(
+            detector,
+            self.fabric,
+            test,
+            align_classes(test, self.context.splits.classes),
+            channels=self.context.encoder.channels,
+            masks=settings.model.masks,
+            workers=self.workers,
+        )
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """All metrics, in percent, on the first process; empty on others."""
+        if not self.fabric.is_global_zero:
+            return {}
+        classes = self.context.splits.classes
+        found = coco_metrics(predictions.truth, predictions.detections, classes, masks=self.settings.model.masks)
+        return percentages(found | voc_metrics(predictions.truth, predictions.detections, classes))
+
+    def write(self, folder: RunDirectory, engine: Engine, predictions: Predictions, metrics: dict[str, float]) -> None:
+        """The detections in COCO's format, the picture and, last, the result."""
+        count = self.settings.logging.pictures
+        result = self.result(metrics, unread=len(self.test) - len(predictions.indices))
+        with folder.explained("write the result into"):
+            self.write_detections(predictions)
+            if count and predictions.indices:
+                sheet = draw_predictions(
+                    predictions, self.test, self.context.splits.classes, count, self.context.encoder.channels
+                )
+                with atomic_write(self.out / "detections.png") as file:
+                    sheet.save(file, format="png")
+            write_bytes(self.out / "result.json", json.dumps(asdict(result), ensure_ascii=False).encode())
+        folder.set_status("finished", engine.step, engine.epoch)
+
+    def result(self, metrics: dict[str, float], unread: int) -> Result:
+        """The metrics, with everything that they depend on."""
+        settings, context = self.settings, self.context
+        model, scales = settings.model, settings.scales
+        name = "Mask R-CNN" if model.masks else "Faster R-CNN"
+        recipe = f" ({Path(settings.recipe).stem})" if settings.recipe else ""
+        sizes = f"{min(scales.train)}–{max(scales.train)}" if len(scales.train) > 1 else f"{scales.train[0]}"
+        statistics = f"over {settings.precise_bn} batches" if settings.precise_bn else "as running averages"
+        subset = "" if settings.max_test_images is None else f", {len(self.test)} of the test images"
+        context.description = (
+            f"{name} {model.architecture.upper()}{recipe}, everything fine-tuned ({settings.schedule.description}), "
+            f"shorter side {sizes} in training and {scales.test} in testing, batch norm statistics {statistics}; AP is "
+            "COCO's mean over IoU 0.50 to 0.95, 101-point; 11-point and all-points are VOC's, over the same IoUs; last "
+            f"iteration{subset}."
+        )
+        if unread:
+            context.notes.append(f"{unread} test images cannot be read and are left out.")
+        context.details |= {"folder": str(self.out), "picture": str(self.out / "detections.png")}
+        return context.result(metrics)
+
+    def write_detections(self, predictions: Predictions) -> None:
+        """All detections in COCO's results format, by COCO's own ids where the data has them."""
+        test, whole, places = self.test, self.context.splits.test, predictions.indices
+        if isinstance(test, Subset) and test is not whole:
+            places = test.indices[places].tolist()
+        ids, categories = getattr(whole, "image_ids", None), getattr(self.context.splits.train, "category_ids", None)
+        image_ids = [place + 1 for place in places] if ids is None else [int(ids[place]) for place in places]
+        masks = self.settings.model.masks
+        rows = coco_results(predictions.detections, masks=False, image_ids=image_ids, category_ids=categories)
+        if masks:
+            codes = [as_text(code) for each in predictions.detections for code in each.masks or ()]
+            rows = [row | {"segmentation": code} for row, code in zip(rows, codes, strict=True)]
+        write_bytes(self.out / "detections.json", json.dumps(rows).encode())
+
+
+def endless(loader: Any, batches: EpochSampler) -> Iterator[list[Sample]]:
+    """Batches of one epoch after the other."""
+    epoch = 0
+    while True:
+        batches.set_epoch(epoch)
+        yield from loader
+        epoch += 1

@@ -1,0 +1,209 @@
+"""`mixview study …`: run or resume a study, show the results, list the studies that come with mixview."""
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from mixview.experiments import definitions
+from mixview.io.terminal import inline, plain, printable, say
+
+if TYPE_CHECKING:
+    from mixview.experiments.results import Records, RunResult
+    from mixview.experiments.spec import Study
+
+TEXT = "study.yaml"
+"""The file in a study's folder with its YAML as of its last run."""
+
+
+def run(
+    study: str,
+    data: Path | None = None,
+    out: Path = Path("study"),
+    runs: Path = Path("runs/study"),
+    cores: int = 1,
+    max_time: str | None = None,
+    keep_runs: bool = False,
+    dry_run: bool = False,
+    seeds: list[int] | None = None,
+    trust_remote_code: bool = False,
+) -> None:
+    """Carry out the runs of a study that are not done yet, several at a time; then write tables and plots.
+
+    Args:
+        study: name of the study (`mixview study list`), or a YAML file of yours.
+        data: folder of the datasets that names such as cifar10 refer to; MIXVIEW_DATA by default.
+        out: folder of the results: one results.jsonl per study, tables, plots.
+        runs: folder for the run directories, which are large: each is removed once it is evaluated.
+        cores: number of runs at a time, one core each.
+        max_time: stop gracefully after this time: 45m, 1h30m; the same command resumes.
+        keep_runs: keep the run directories.
+        dry_run: only list the runs, which of them are done, and the estimated cost of the rest.
+        seeds: only these seeds of the study.
+        trust_remote_code: import methods, mixers, protocols and backbones of your own that the study names. That runs
+            their code.
+    """
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    from mixview.experiments import spec
+    from mixview.experiments.runner import Runner, locked
+    from mixview.io.atomic import atomic_write
+    from mixview.runs.graceful_stop import seconds_of
+
+    if data is not None:
+        os.environ["MIXVIEW_DATA"] = str(data.resolve())
+    whole = spec.read(study, trust_remote_code=trust_remote_code)
+    chosen = whole if seeds is None else only_seeds(whole, seeds)
+    if dry_run:
+        list_runs(chosen, out)
+        return
+    limit = seconds_of(max_time)
+    folder = out / whole.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        with atomic_write(folder / TEXT) as file:
+            file.write(yaml.safe_dump(whole.text, sort_keys=False, allow_unicode=True).encode())
+        try:
+            complete = Runner(chosen, out, runs, cores, keep_runs, limit, trust_remote_code).run()
+        finally:
+            _, page = write_report(out, trusted=[whole.name] if trust_remote_code else [])
+    say(f"{'complete' if complete else 'not complete yet: the same command resumes'}; wrote {page}")
+
+
+def only_seeds(study: "Study", seeds: list[int]) -> "Study":
+    """The study with the runs of these seeds alone."""
+    from dataclasses import replace
+
+    known = {run.seed for run in study.runs}
+    if unknown := sorted(set(seeds) - known):
+        raise ValueError(f"{study.name} has no seed {unknown[0]}: it has {', '.join(map(str, sorted(known)))}")
+    return replace(study, runs=tuple(run for run in study.runs if run.seed in seeds))
+
+
+def list_runs(study: "Study", out: Path) -> None:
+    """Print every run, whether it is done, and its cost."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from mixview.experiments import results
+    from mixview.experiments.cost import Estimate
+    from mixview.runs.progress import duration
+
+    done = results.match(study.runs, results.read_all(out))
+    estimate = Estimate(study.runs, done)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("run", overflow="fold")  # names differ at their ends: they are never cut off
+    for head in ("epochs", "passes with, without gradient", "core time"):
+        table.add_column(head)
+    for run in study.runs:
+        cost = "done" if run.name in done else duration(estimate.seconds([run]))
+        epochs = str(run.epochs) if run.encoder is None else run.encoder
+        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient}, {run.passes.without}", cost)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
+    todo = [run for run in study.runs if run.name not in done]
+    say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of core time left")
+
+
+def show(folder: Path, trust_remote_code: bool = False) -> None:
+    """Write the tables and plots of all studies in a folder from their results, and print the tables.
+
+    They are in results.md, and in results.html, one page for a browser that needs no other file.
+
+    Args:
+        folder: the --out of the studies.
+        trust_remote_code: import methods, mixers and protocols of your own that the studies name. That runs their code.
+    """
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    trusted = [path.parent.name for path in folder.glob(f"*/{TEXT}")] if trust_remote_code else []
+    written, page = write_report(folder, trusted)
+    console = Console()
+    text = written.read_text(encoding="utf-8")
+    if console.is_terminal:
+        console.print(Markdown(printable(text, keep="\n")))
+    else:
+        say(text)
+    say(f"wrote {written} and {page}")
+
+
+def list_studies() -> None:
+    """List the studies that come with mixview: their questions, sizes and costs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("study", "what", "runs", "cost", box=None, padding=(0, 2, 0, 0))
+    for name in definitions.names():
+        about = definitions.read_text(name).get("about", {})
+        table.add_row(name, *(plain(about.get(key, "")) for key in ("what", "runs", "cost")))
+    Console(highlight=False).print(table)
+
+
+def write_report(out: Path, trusted: Collection[str] = ()) -> tuple[Path, Path]:
+    """Write the tables of every study in a folder, with their plots: results.md, and results.html.
+
+    Args:
+        out: the folder.
+        trusted: studies whose code may be imported.
+    """
+    from mixview.experiments import results, tables
+    from mixview.io.atomic import atomic_write
+    from mixview.report.document import write_page
+
+    folders = sorted(path.parent for path in out.glob(f"*/{TEXT}"))
+    if not folders:
+        raise ValueError(
+            f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
+        )
+    faults: dict[str, list[str]] = {}
+    records = results.read_all(out, faults)
+    parts: list[str] = []
+    shown: dict[str, RunResult] = {}  # each once: studies share the runs that both ask for
+    for folder in folders:
+        try:
+            text, own = report_of(folder, records, faults.get(folder.name, []), folder.name in trusted)
+            parts += text
+            shown |= {result.identity: result for result in own}
+        except Exception as error:  # a broken study, however it is broken, does not cost the others
+            reason = " ".join(str(error).split()) or type(error).__name__
+            note = f"**Cannot be shown**: {inline(reason)} (in {inline(folder.name)}/{TEXT})"
+            parts += [f"## {inline(folder.name)}", "", note, ""]
+            say(f"{folder / TEXT} cannot be shown: {reason}", file=sys.stderr)
+    total = f"All studies together: {len(shown)} runs, {tables.core_hours(shown.values()):.1f} core-hours."
+    parts = ["# Results of the studies", "", "Written by `mixview study show`; do not edit.", "", total, "", *parts]
+    path = out / "results.md"
+    with atomic_write(path) as file:
+        file.write("\n".join(parts).rstrip().encode() + b"\n")
+    return path, write_page(path)
+
+
+def report_of(
+    folder: Path, records: "Records", faults: list[str], trust_remote_code: bool = False
+) -> tuple[list[str], list["RunResult"]]:
+    """The part of results.md for one study, and its results; draws its plots."""
+    from mixview.experiments import plots, results, spec, tables
+    from mixview.extensions import require_consent
+    from mixview.io.records import read_text
+    from mixview.io.yaml_files import parse_yaml
+
+    text = parse_yaml(read_text(folder / TEXT), TEXT)
+    require_consent(text, f"the study {folder.name}", trust_remote_code)
+    study = spec.expand(folder.name, text)
+    matched = results.match(study.runs, records)
+    parts = [
+        tables.render(study, matched),
+        *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", "")),
+    ]
+    for fault in faults:
+        say(f"left out: {fault}", file=sys.stderr)
+    try:
+        pictures = plots.draw(study, matched, folder)
+    except Exception as error:  # matplotlib's, about values that are too odd to draw: the tables have them
+        parts += [f"**Its plots cannot be drawn**: {inline(error)}", ""]
+        pictures = {}
+    for picture, description in pictures.items():
+        address = quote(picture.relative_to(folder.parent).as_posix())
+        parts += [f"![{inline(study.name)}: {description}]({address})", ""]
+    return parts, list(matched.values())

@@ -1,0 +1,260 @@
+"""Results of runs: one line each in the results.jsonl of their study, which stays when the run directories are removed.
+
+A result counts for a run if both have the same settings: those of pretraining with all defaults, the images that are
+evaluated with, and the evaluations. What the run is called does not matter, so studies share the runs that both ask
+for. A setting that mixview got later does not make a result stale, a setting or a default that has changed does; a
+setting that was renamed is translated (`mixview.experiments.renames`).
+"""
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mixview.experiments import evaluations
+from mixview.experiments.renames import FORMAT, SHARED_OPTIONS, translate
+from mixview.experiments.slugs import digest
+from mixview.experiments.spec import MAX_RUNS, Run, default_settings
+from mixview.io.atomic import open_regular, sync
+from mixview.io.records import (
+    MAX_METRICS,
+    Amount,
+    Count,
+    Number,
+    RecordError,
+    Whole,
+    fit,
+    format_version,
+    parse,
+    read_bytes,
+)
+from mixview.runs.run_directory import lock_exclusively
+
+FILE = "results.jsonl"
+MAX_FAULTS = 5
+"""Damaged lines of one file that are described; further ones are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """One run, trained and evaluated."""
+
+    version: int = FORMAT
+    """The format of the record that it was read from."""
+    data: str
+    method: str
+    variant: str
+    objective: str
+    seed: Whole
+    metrics: dict[str, float]
+    """By column, in percent."""
+    evaluate: dict[str, dict[str, Any]]
+    """By column: protocol, metric and options, as the study says them."""
+    eval_data: dict[str, Any]
+    """The images that it was evaluated with: data, train, test …"""
+    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By column: every setting of the protocol."""
+    steps: Count = 0
+    images_seen: Count = 0
+    """Images over all steps, each as often as it was seen."""
+    passes: tuple[Count, Count] = (0, 0)
+    """Encoder passes per step, with a gradient and without."""
+    cpu_seconds: Amount = 0.0
+    """Processor time of the training steps."""
+    evaluation_seconds: Amount = 0.0
+    """Processor time of all evaluations."""
+    curve: list[tuple[Count, Number]] = field(default_factory=list)
+    """(step, k-NN accuracy in percent) during training."""
+    collapse_metrics: dict[str, Number] = field(default_factory=dict)
+    """Standard deviation, effective rank … at the last online evaluation."""
+    descriptions: dict[str, str] = field(default_factory=dict)
+    """How each column was measured."""
+    warnings: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Resolved, under dotted names."""
+    images: dict[str, Any] = field(default_factory=dict)
+    """What it was trained on: fingerprint, count."""
+    versions: dict[str, Any] = field(default_factory=dict)
+    cpu: str = ""
+    made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        return self.data, self.method, self.variant
+
+    @property
+    def work(self) -> float:
+        """Forward passes of one image, one backward counted as two: compute that does not depend on the machine."""
+        return (3 * self.passes[0] + self.passes[1]) * float(self.images_seen)
+
+    @cached_property
+    def identity(self) -> str:
+        """The same for every study that shares this result."""
+        return digest([self.settings, self.eval_data, self.evaluate])
+
+
+Records = Mapping[str, list[RunResult]]
+"""Results by study."""
+
+
+def path_of(study: str, out: Path) -> Path:
+    """The file with the results of a study."""
+    return out / study / FILE
+
+
+def check_writable(study: str, out: Path) -> None:
+    """Raise OSError if results cannot be appended: better now than after hours of training."""
+    path_of(study, out).parent.mkdir(parents=True, exist_ok=True)
+    open_regular(path_of(study, out), "a").close()
+
+
+def append(result: RunResult, path: Path) -> None:
+    """Add a result to a file, safely against other processes that do the same, and against half a line at its end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(asdict(replace(result, version=FORMAT)), ensure_ascii=False).encode() + b"\n"
+    with open_regular(path, "a") as file:
+        while True:
+            try:
+                lock_exclusively(file)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+        if os.fstat(file.fileno()).st_size:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = b"\n" + line  # a process was killed here
+        if file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, "there is no space left for the result", str(path))
+        sync(file.fileno())
+
+
+def read(path: Path, faults: list[str]) -> list[RunResult]:
+    """The results in a file, oldest first.
+
+    Args:
+        path: the file; if there is none, there are no results.
+        faults: gets a sentence for everything that cannot be read and is left out.
+    """
+    if not os.path.lexists(path):
+        return []
+    try:
+        content = read_bytes(path, MAX_METRICS)
+    except RecordError as error:
+        faults.append(str(error))
+        return []
+    if content.count(b"\n") > MAX_RUNS:  # before they fill the memory
+        faults.append(f"{path} cannot be read: it has more than {MAX_RUNS:,} lines; restore it, or remove it")
+        return []
+    *lines, rest = content.split(b"\n")
+    results: list[RunResult] = []
+    damaged: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            results.append(parse_line(path, line))
+        except RecordError as error:
+            damaged.append(f"line {number} of {path} cannot be read ({error.reason})")
+    if rest:
+        damaged.append(f"the last line of {path} is incomplete: it is being written, or its process was killed")
+    faults += damaged[:MAX_FAULTS]
+    if len(damaged) > MAX_FAULTS:
+        faults.append(f"{len(damaged) - MAX_FAULTS:,} further lines of {path} cannot be read")
+    return results
+
+
+def parse_line(path: Path, line: bytes) -> RunResult:
+    """The result in a line, in the names of the newest format."""
+    try:
+        content = parse(path, line.decode())
+    except UnicodeDecodeError:
+        raise RecordError(path, "it is not text") from None
+    version = format_version(path, content, FORMAT)
+    return fit(path, translate(content, version), RunResult)
+
+
+def read_all(out: Path, faults: dict[str, list[str]] | None = None) -> Records:
+    """The results of all studies in a folder.
+
+    Args:
+        out: the folder.
+        faults: gets, by study, a sentence for everything that cannot be read and is left out.
+    """
+    faults = {} if faults is None else faults
+    folders = sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else []
+    return {folder.name: read(folder / FILE, faults.setdefault(folder.name, [])) for folder in folders}
+
+
+def match(runs: Iterable[Run], records: Records) -> dict[str, RunResult]:
+    """The results that there are, by the name of their run, under the labels that the study gives them."""
+    pairs = ((run, match_one(run, records)) for run in runs)
+    return {run.name: result for run, result in pairs if result is not None}
+
+
+def match_one(run: Run, records: Records) -> RunResult | None:
+    """The newest result of a run: of its own study, or else of another."""
+    for study in sorted(records, key=lambda name: (name != run.study, name)):
+        for result in reversed(records[study]):
+            columns = matching_columns(result, run) if has_settings_of(result, run) else None
+            if columns is not None:
+                return relabel(result, run, columns)
+    return None
+
+
+def find(run: Run, out: Path) -> RunResult | None:
+    """The result of a run in a folder of studies."""
+    return match_one(run, read_all(out))
+
+
+def has_settings_of(result: RunResult, run: Run) -> bool:
+    """Whether a result is of the settings and the images that a run has now."""
+    if result.seed != run.seed or result.eval_data != run.eval_data:
+        return False
+    now, defaults = run.resolved, default_settings(run)
+    if any(result.settings.get(name, defaults.get(name)) != value for name, value in now.items()):
+        return False
+    gone = [name for name, value in result.settings.items() if name not in now and value is not None]
+    shared = SHARED_OPTIONS.get(result.version)
+    return all(shared is not None and name.startswith(shared) for name in gone)
+
+
+def matching_columns(result: RunResult, run: Run) -> dict[str, str] | None:
+    """The column of a result for each column of a run, by what is measured; None unless it has all of them."""
+    columns: dict[str, str] = {}
+    for column, evaluation in run.evaluate.items():
+        for own, options in result.evaluate.items():
+            same = options == evaluation and not evaluated_otherwise(result.evaluated.get(own, {}), evaluation)
+            if same and own in result.metrics:
+                columns[column] = own
+                break
+        else:
+            return None
+    return columns
+
+
+def evaluated_otherwise(then: dict[str, Any], evaluation: dict[str, Any]) -> bool:
+    """Whether a default of the protocol has changed since a column was measured."""
+    now = evaluations.defaults(evaluation["protocol"])
+    return any(now[name] != value for name, value in then.items() if name in now and name not in ("size", *evaluation))
+
+
+def relabel(result: RunResult, run: Run, columns: Mapping[str, str]) -> RunResult:
+    """A result under the labels of a run."""
+
+    def rename(values: dict[str, Any]) -> dict[str, Any]:
+        others = {column: value for column, value in values.items() if column not in columns.values()}
+        return others | {column: values[own] for column, own in columns.items() if own in values}
+
+    return replace(
+        result,
+        data=run.data,
+        method=run.method,
+        variant=run.variant,
+        objective=run.objective,
+        metrics=rename(result.metrics),
+        descriptions=rename(result.descriptions),
+    )

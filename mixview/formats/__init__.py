@@ -1,1 +1,0 @@
-"""An encoder in the formats of other programs, and back."""

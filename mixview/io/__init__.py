@@ -1,0 +1,1 @@
+"""Reading and writing files that anybody may have written."""

@@ -1,0 +1,242 @@
+"""What a method is, what can be set of it, and how one step of it goes backward.
+
+    terms = objective.draw(views[0], generator)        # one mixture per term
+    loss, targets = backward(method, views, terms)     # one term at a time: WBSIM at BSIM's memory
+    optimizer.step()
+    method.update(targets, progress=step / steps)      # EMA and queue change here and nowhere else
+
+A method is one file with two classes: a `Method`, which is the network, and a `MethodConfig`, whose fields are the
+method's options and whose class variables are its published settings. Nothing else in mixview knows it by name.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from mixview.nn import EncoderWithProjector
+from mixview.objective import Term
+from mixview.options import check_options
+
+Views = Sequence[Tensor]
+"""Augmented views of the same images, [N, C, H, W] each: two for the paper's methods, more for multi-crop."""
+Targets = Tensor | tuple[Tensor, ...] | None
+
+
+class Method(nn.Module, ABC):
+    """A self-supervised method around an encoder. Optimize `parameters()`; keep `encoder`."""
+
+    independent_terms: ClassVar[bool] = True
+    """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
+
+    batch_norm: ClassVar[Literal["sync", "shuffle"]] = "sync"
+    """Batch norm on several processes: synchronized in every network of the method (target and predictor too), or on
+    each process by itself, the method shuffling its images between them."""
+
+    num_views: ClassVar[int | None] = 2
+    """Views per image; None for any number."""
+
+    grad_cache: ClassVar[bool] = False
+    """Whether the loss sees nothing but projections, so that their gradients can be cached (`cached_backward`). Such a
+    method has `loss(project, views, terms)`, where `project` takes the place of `online`."""
+
+    unmix_targets: ClassVar[bool] = True
+    """Whether Un-Mix mixes the targets of this method, by the wrapper `UnMix`, or its anchors only."""
+
+    online: EncoderWithProjector
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The encoder that is being trained, without its head."""
+        return self.online.encoder
+
+    @property
+    def frozen(self) -> Sequence[nn.Parameter]:
+        """Parameters that do not learn in this step: `backward` drops their gradients, so that optimizers skip them."""
+        return ()
+
+    @abstractmethod
+    def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
+        """The weighted sum of the terms' losses, and the targets that they were compared with.
+
+        Args:
+            views: augmented views of the same images, [N, C, H, W] each.
+            terms: what to sum, as drawn by an objective for these images.
+            targets: what an earlier call of the same step returned, so that no target is computed twice.
+        """
+
+    @abstractmethod
+    def update(self, *targets: Targets, progress: float) -> None:
+        """After the optimizer's step, and only then: move what follows by itself (EMA, queue).
+
+        Args:
+            targets: what `forward` returned, of every micro-batch since the last optimizer step.
+            progress: the share of training that is done, 0 to 1.
+        """
+
+    @final
+    def backward_groups(self, terms: Sequence[Term]) -> list[list[Term]]:
+        """The terms in groups that go backward together."""
+        ordered = unmixed_first(terms)
+        return [[term] for term in ordered] if self.independent_terms else [ordered]
+
+
+class RunLength(NamedTuple):
+    """How long a run is, and in what steps: what a method's options may depend on."""
+
+    images: int
+    """Images in the training set."""
+    steps: int
+    """Optimizer steps of the whole run."""
+    batch_size: int
+    """Images per step, over all devices."""
+
+    @property
+    def epoch_steps(self) -> int:
+        """Optimizer steps per epoch; a short last batch is dropped."""
+        return max(1, self.images // self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(ABC):
+    """The options of a method: its fields, each with a docstring that becomes its `--help`.
+
+    Your own method is a subclass in a file of yours, used as `--method mine.BarlowTwins --method.weight 0.01`:
+
+        @dataclass(frozen=True, kw_only=True)
+        class BarlowTwins(MethodConfig):
+            "Barlow Twins (Zbontar et al., 2021)."
+
+            module: ClassVar[type[Method]] = CrossCorrelation
+            augment: ClassVar[str] = "byol"
+            weight: Positive = 0.005
+            "Weight of the off-diagonal terms."
+
+            def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> Method:
+                return CrossCorrelation(encoder, feature_dim, weight=self.weight)
+    """
+
+    name: ClassVar[str]
+    """The short name of a built-in method. Any other is called by its import path."""
+    module: ClassVar[type[Method]]
+    """The class of what `build` returns, which says what the trainer has to know."""
+    augment: ClassVar[str]
+    """Published augmentation policy."""
+    optimizer: ClassVar[str] = "sgd"
+    """Published optimizer: sgd, lars or adamw."""
+    zero_init_residual: ClassVar[bool | None] = False
+    """Whether residual blocks start as shortcuts, as published; None: in backbones that have such blocks."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for fact in ("module", "augment"):
+            if not hasattr(cls, fact):
+                raise TypeError(
+                    f"{cls.__qualname__} needs the class variable `{fact}`: see mixview.methods.MethodConfig"
+                )
+        if not cls.__module__.startswith("mixview."):
+            cls.name = f"{cls.__module__}.{cls.__qualname__}"
+
+    def __post_init__(self) -> None:
+        check_options(self, "method")
+
+    def resolve(self, run: RunLength) -> Self:
+        """The options with numbers for those that depend on the length of the run.
+
+        They are stored with the run, so that they stay the same when it is extended.
+        """
+        return self
+
+    @abstractmethod
+    def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> Method:
+        """The method around an encoder, from options that are resolved.
+
+        Args:
+            encoder: images [N, C, H, W] -> features [N, feature_dim].
+            feature_dim: the encoder's width.
+            run: the length of the run.
+        """
+
+
+def unmixed_first(terms: Sequence[Term]) -> list[Term]:
+    """The terms in the order in which methods take them: projections of an unmixed term may be the others' targets."""
+    if not terms:
+        raise ValueError("there are no terms to train on: draw them with an objective, such as wbsim().draw(…)")
+    return sorted((Term(*term) for term in terms), key=lambda term: not term.mixture.is_identity)
+
+
+def backward(
+    method: nn.Module,
+    views: Views,
+    terms: Sequence[Term],
+    *,
+    call: Callable[[Tensor], None] = torch.Tensor.backward,
+    no_sync: Callable[[], AbstractContextManager[object]] | None = None,
+    sync: bool = True,
+) -> tuple[Tensor, Targets]:
+    """Accumulate the gradient of the objective, holding the activations of one group of terms at a time.
+
+    Args:
+        method: a `Method`, or one in wrappers (DistributedDataParallel, Fabric, torch.compile): gradients are then
+            synchronized in the last group only.
+        call: what goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
+        no_sync: the context in which gradients are not synchronized. Not needed for DistributedDataParallel; with
+            Fabric pass `lambda: fabric.no_backward_sync(method)`.
+        sync: False for all micro-batches of a step but the last.
+
+    Returns:
+        The detached loss and the targets, for `update`.
+    """
+    groups = unwrap(method).backward_groups(terms)
+    if no_sync is None:
+        no_sync = method.no_sync if isinstance(method, nn.parallel.DistributedDataParallel) else nullcontext
+    total = views[0].new_zeros(())
+    targets: Targets = None
+    for group in groups:
+        with nullcontext() if sync and group is groups[-1] else no_sync():
+            loss, targets = method(views, group, targets)
+            call(loss)
+        total = total + loss.detach()
+    for parameter in unwrap(method).frozen:
+        parameter.grad = None
+    return total, targets
+
+
+def unwrap(method: nn.Module) -> Method:
+    """The method inside its wrappers."""
+    while not isinstance(method, Method):
+        inner = getattr(method, "module", None) or getattr(method, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            raise TypeError(f"expected a mixview Method, or a wrapper around one, got {type(method).__name__}")
+        method = inner
+    return method
+
+
+class memoize:
+    """Calls `encode` once per tensor, however many terms need it: `Identity` returns the very tensor of a view."""
+
+    def __init__(self, encode: Callable[[Tensor], Tensor]) -> None:
+        self.encode = encode
+        self.encoded: dict[int, tuple[Tensor, Tensor]] = {}  # holds the inputs, so that no id is used twice
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if id(images) not in self.encoded:
+            self.encoded[id(images)] = (images, self.encode(images))
+        return self.encoded[id(images)][1]
+
+
+def check_progress(progress: float) -> None:
+    """Raise if this is not in [0, 1], such as a step number."""
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress is the share of training that is done, 0 to 1, got {progress}: pass step / steps")
+
+
+def check_two_views(views: Views) -> tuple[Tensor, Tensor]:
+    """The two views; raise if there are more or fewer, or if they differ in shape."""
+    if len(views) != 2 or views[0].shape != views[1].shape or views[0].ndim != 4:
+        raise ValueError(f"expected two views [N, C, H, W] of one shape, got {[list(view.shape) for view in views]}")
+    return views[0], views[1]

@@ -1,0 +1,271 @@
+"""Parsers of the command line, made from signatures and docstrings by jsonargparse.
+
+What is mixview's own: switches are switches (`--resume`, `--no_sync_bn`), several folders are several arguments, dashes
+and underscores are the same in the names of options, errors name the option, the value and what was probably meant,
+and no value names code.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin
+
+import docstring_parser
+import yaml  # type: ignore[import-untyped, unused-ignore]
+from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter, get_loader, set_loader, set_parsing_settings
+
+from mixview.extensions import require_consent
+from mixview.io.terminal import printable, say
+from mixview.io.yaml_files import SettingsError, check, read_yaml
+from mixview.options import describe, did_you_mean, suggest
+
+MAX_MESSAGE = 1000
+"""Maximum length of an error message, which may repeat what it was given."""
+
+
+class Formatter(DefaultHelpFormatter):
+    """Help with the default of an option, and without its type, which is Python's: the metavar and errors say it."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        text = super()._format_action_invocation(action)
+        return text.replace(".name ", " ") if action.dest.endswith(".name") and action.metavar else text
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        default = action.default
+        if not action.option_strings or default is None or default is False or default in (argparse.SUPPRESS, [], ()):
+            return text
+        shown = "yes" if default is True else dump(default)
+        return f"{text} (default: {shown})"
+
+
+def dump(value: Any) -> str:
+    """A value as one would type it."""
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+
+
+class Switch(ActionYesNo):
+    """An option without a value: `--resume` is true, `--no_resume` is false, with dashes or underscores."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        *others, option = args
+        return super().__call__(  # type: ignore[no-untyped-call]
+            *others, "--" + option.removeprefix("--").replace("-", "_")
+        )
+
+
+class Parser(ArgumentParser):
+    """Names the nearest option or command when it is given one that does not exist."""
+
+    def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
+        if len(self._actions) > 20:  # all of them in brackets are no help, and longer than a line
+            positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
+            self.usage = " ".join(["%(prog)s", *map(str, positionals), "[--OPTION VALUE ...]"])
+        return super().format_help(formatter)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        options = list(self._option_string_actions)
+        if unknown := re.search(r"unrecognized arguments: ([^\s=]+)", message):
+            message += did_you_mean(unknown[1], options).replace(":", ";", 1)
+        if switch := re.search(r"argument ([^\s:/]+).*: ignored explicit argument '(.*)'", message):
+            name = switch[1].rstrip(",")
+            message = f"{name} is a switch and takes no value, got {switch[2]!r}: write {name}, or {negated(name)}"
+        wrong = re.match(r'Parser key "([^"]+)":', message)
+        got = re.search(r"(?:Given value|Got value): (?!.*(?:Given value|Got value): )(.*)", message, re.DOTALL)
+        hint = next(
+            (getattr(each, "_typehint", None) for each in self._actions if wrong and each.dest == wrong[1]), None
+        )
+        if wrong and got and hint is not None:
+            message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
+        message = " ".join(message.split())
+        message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
+        say(f"{self.prog}: {printable(message)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def configure() -> None:
+    """Set up jsonargparse: docstrings are help, and values are plain."""
+    set_parsing_settings(
+        docstring_parse_attribute_docstrings=True,
+        instantiate_subclass_spec_in_any=False,
+        import_path_denylist=["*"],  # no value names code, whatever the type of its option
+    )
+    set_loader("yaml", load_value, (yaml.YAMLError,))
+
+
+YAML_LOAD: Callable[[str], Any] = get_loader("yaml")
+"""jsonargparse's own: PyYAML's safe loader, for which 1e-3 is a number."""
+
+
+def load_value(text: str) -> Any:
+    """A value on the command line, as YAML within limits."""
+    try:
+        content = YAML_LOAD(text)
+    except RecursionError:
+        raise SettingsError("a value on the command line is nested too deeply: write it on fewer levels") from None
+    check(content, "a value on the command line")
+    return content
+
+
+def parse(prog: str, target: Callable[..., Any], words: list[str]) -> None:
+    """Parse the options of a function, or of a dataclass with a `run` method, and call it."""
+    parser = make_parser(prog, target)
+    finish(parser)
+    given = peek(words, "config", "recipe", "trust_remote_code")
+    read_recipe = getattr(target, "read_recipe", None)
+    if read_recipe is not None and given["recipe"] is not None:
+        set_defaults(parser, read_recipe(given["recipe"]), f"the recipe {given['recipe']}")
+    if given["config"] is not None:
+        settings = read_settings(given["config"], words, bool(given["trust_remote_code"]))
+        set_defaults(parser, settings, given["config"])
+    call(target, parser, words)
+
+
+def call(target: Callable[..., Any], parser: Parser, words: list[str]) -> None:
+    """Call a function or run a dataclass with the options on the command line."""
+    values = parser.instantiate(parser.parse_args(words)).as_dict()
+    values.pop("config", None)
+    parameters = inspect.signature(target).parameters
+    for name, each in parameters.items():
+        if each.annotation is Path and isinstance(values[name], str):  # a positional argument
+            values[name] = Path(values[name])
+    first = [values.pop(name) for name, each in parameters.items() if each.kind is each.POSITIONAL_ONLY]
+    built = target(*first, **values)
+    if inspect.isclass(target):
+        built.run()
+
+
+def read_settings(file: str, words: list[str], trust_remote_code: bool) -> dict[str, Any]:
+    """Settings from a YAML file, which name no code unless that is consented to."""
+    settings = read_yaml(Path(file))
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} holds no settings: it should be lines such as `method: mocov2`")
+    require_consent(settings, file, trust_remote_code, words)
+    return settings
+
+
+def peek(words: list[str], *names: str) -> dict[str, Any]:
+    """The values of a few options, before it is known which others there are: they decide that."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        flags = {f"--{name}", f"--{name.replace('_', '-')}"}
+        switch: Any = {"action": "store_true"} if name in ("trust_remote_code", "resume") else {}
+        parser.add_argument(*sorted(flags), dest=name, **switch)
+    try:
+        return vars(parser.parse_known_args(words)[0])
+    except argparse.ArgumentError:  # which the parser of all options explains better
+        return dict.fromkeys(names)
+
+
+def make_parser(prog: str, target: Callable[..., Any], skip: Iterable[str] = ()) -> Parser:
+    """A parser of the options of a function or dataclass.
+
+    Parameters that have no default, or are positional only, are positional; a list takes any number of arguments.
+
+    Args:
+        prog: the command, for help and errors.
+        target: what is called with the options.
+        skip: parameters that are no options, or are added by the caller.
+    """
+    parser = Parser(prog=prog, description=description_of(target), formatter_class=Formatter)
+    texts = help_texts(target)
+    positional = []
+    for name, parameter in inspect.signature(target).parameters.items():
+        required = parameter.default is parameter.empty
+        if name in skip or not (required or parameter.kind is parameter.POSITIONAL_ONLY):
+            continue
+        positional.append(name)
+        kinds = (parameter.annotation, *get_args(parameter.annotation))
+        several = any(get_origin(kind) in (list, Sequence) for kind in kinds)
+        count: Any = {"nargs": "+" if required else "*"} if several else {} if required else {"nargs": "?"}
+        parser.add_argument(name, type=str, help=texts.get(name), metavar=name.upper(), **count)
+    names: set[str | int] = {*positional, *skip}
+    add = parser.add_class_arguments if inspect.isclass(target) else parser.add_function_arguments
+    add(target, as_group=False, skip=names)
+    parser.add_argument("--config", type=str, help="YAML file of options to start from.")
+    return parser
+
+
+def description_of(target: Callable[..., Any]) -> str:
+    """What a command does: its docstring without the parameters."""
+    docs = docstring_parser.parse(target.__doc__ or "")
+    return "\n\n".join(each for each in (docs.short_description, docs.long_description) if each)
+
+
+def help_texts(target: Callable[..., Any]) -> dict[str, str]:
+    """The help of each parameter of a function, or of each field of a dataclass and its bases."""
+    if not inspect.isclass(target):
+        docs = [docstring_parser.parse(target.__doc__ or "")]
+    else:
+        docs = [docstring_parser.parse_from_object(each) for each in reversed(target.__mro__) if is_dataclass(each)]
+    return {each.arg_name: each.description or "" for doc in docs for each in doc.params}
+
+
+def finish(parser: Parser) -> None:
+    """Turn options that are true or false into switches, and accept dashes for underscores."""
+    for action in list(parser._actions):
+        hint = getattr(action, "_typehint", None)
+        if any(each.dest.startswith(f"{action.dest}.") for each in parser._actions):
+            # jsonargparse lets each group come from a file of its own; here all settings come from one file.
+            action.help = argparse.SUPPRESS
+            parser._option_string_actions.pop(f"--{action.dest}", None)
+        if action.option_strings and (hint is bool or set(get_args(hint)) == {bool, type(None)}):
+            switch = Switch(
+                option_strings=list(action.option_strings), dest=action.dest, default=action.default, help=action.help
+            )
+            for actions in (parser._actions, *(group._group_actions for group in parser._action_groups)):
+                actions[:] = [switch if each is action else each for each in actions]
+            parser._option_string_actions |= dict.fromkeys(switch.option_strings, switch)
+            if action.default is False:  # help need not name what is so already
+                switch.option_strings = switch.option_strings[:1]
+    for option, action in list(parser._option_string_actions.items()):
+        parser._option_string_actions.setdefault(option.replace("_", "-"), action)
+
+
+def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: str) -> None:
+    """Add a group of options that depends on a choice: `--method mocov2 --method.queue_size 4096`.
+
+    Args:
+        target: dataclass of the options.
+        name: of the group, and of the option that chooses.
+        chosen: what is chosen.
+        text: help of that option.
+    """
+    choose = parser.add_argument(f"--{name}.name", type=str, default=chosen, help=text, metavar=name.upper())
+    parser._option_string_actions[f"--{name}"] = choose
+    group = parser.add_argument_group(f"options of {chosen}", description_of(target))
+    before = list(parser._actions)
+    parser.add_class_arguments(target, name, as_group=False)
+    added = [action for action in parser._actions if action not in before]
+    for each in parser._action_groups:
+        each._group_actions[:] = [action for action in each._group_actions if action not in added]
+    group._group_actions.extend(added)
+
+
+def negated(option: str) -> str:
+    """`--no_sync_bn` for `--sync_bn`."""
+    return f"--no_{option.removeprefix('--')}"
+
+
+def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> None:
+    """Let options begin from settings that have a name or were stored, such as a recipe's.
+
+    Args:
+        where: what the settings are from, for errors.
+    """
+    for name, value in settings.items():
+        action = next((each for each in parser._actions if each.dest == name), None)
+        nested = any(each.dest.startswith(f"{name}.") for each in parser._actions)
+        if nested and isinstance(value, Mapping):
+            set_defaults(parser, {f"{name}.{key}": each for key, each in value.items()}, where)
+        elif action is None or nested:
+            known = sorted({each.dest for each in parser._actions if each.dest != "help"})
+            hint = did_you_mean(str(name), known) or f": see {parser.prog} --help"
+            raise ValueError(f"{where} has the setting {printable(str(name))}, which does not exist{hint}")
+        else:
+            parser.set_defaults({name: value})

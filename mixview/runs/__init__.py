@@ -1,0 +1,1 @@
+"""What every run needs: its directory, checkpoints, logging, launching and graceful stops."""

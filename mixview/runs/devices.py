@@ -1,0 +1,112 @@
+"""Devices, processes and precision: a Fabric from what the user says and what has started this process."""
+
+import inspect
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from mixview.options import Precision as Precision
+from mixview.runs.launching import exit_with_parent, launcher, reinit_process_group
+from mixview.runs.run_directory import RunDirectoryError
+
+if TYPE_CHECKING:  # it takes seconds to import
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.strategy import Strategy
+
+
+def require_accelerator(name: str) -> None:
+    """Raise if this machine does not have the accelerator that is asked for."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    there["gpu"] = any(there.values())  # Lightning's name for either
+    if not there.get(name, True):
+        raise ValueError(
+            f"there is no {name} device that torch can use here: choose cpu or auto, or install its driver"
+        )
+
+
+def make_fabric(
+    *, devices: int | str = "auto", nodes: int | Literal["auto"] = "auto", accelerator: str, precision: Precision
+) -> "Fabric":
+    """A Fabric that has started nothing yet.
+
+    Args:
+        devices: on each machine; auto is what torchrun or srun started, else all accelerators, or one CPU process.
+        nodes: machines; auto is as many as torchrun or srun started processes on.
+        accelerator: cpu, cuda, mps, or auto.
+        precision: 32-true, bf16-mixed or 16-mixed.
+    """
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
+    require_accelerator(accelerator)
+    if not re.fullmatch(r"auto|-1|[1-9]\d*", str(devices)):
+        raise ValueError(
+            f"--devices must be a number of devices or auto, got {devices!r}: to choose some of them, set "
+            "CUDA_VISIBLE_DEVICES=0,1 before the command"
+        )
+    on_cpu = accelerator == "cpu" or (
+        accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
+    )
+    started = launcher()
+    if started is not None:
+        started.agree(devices, nodes)
+        devices, nodes = started.devices, started.nodes
+    else:
+        devices = 1 if on_cpu and devices == "auto" else devices
+        nodes = 1 if nodes == "auto" else nodes
+    many = nodes > 1 or str(devices) not in ("1", "auto")
+    strategy: Strategy | str = "auto"
+    if many or (devices == "auto" and torch.cuda.device_count() > 1):
+        # The queue and the statistics of batch norms need not be sent every step: only rank 0's are kept.
+        names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+        quiet = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        options: dict[str, Any] = {quiet: False}
+        strategy = DDPStrategy(**options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The `srun` command is available")  # and need not be used
+        return Fabric(
+            accelerator="cpu" if on_cpu else accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            strategy=strategy,
+            precision=precision,
+        )
+
+
+def grad_scaler(fabric: "Fabric") -> torch.amp.GradScaler | None:
+    """What scales the loss so that fp16 gradients do not vanish; None in other precisions."""
+    return getattr(fabric.strategy.precision, "scaler", None)
+
+
+def agree_on_checkpoint(fabric: "Fabric", step: int, out: str) -> None:
+    """Raise if processes see different checkpoints: `step` is this process's, -1 for none."""
+    last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")
+    if int(last.sum()):  # the largest is not the smallest
+        raise RunDirectoryError(
+            f"not all processes see the same checkpoints in {out}: put --out on a disk that all machines see"
+        )
+
+
+LAUNCHED: "WeakSet[Fabric]" = WeakSet()
+"""Whose processes have been started: several trainings of one command share them."""
+
+
+def reset_grad_scaler(fabric: "Fabric") -> None:
+    """Let the loss scale of 16-mixed begin anew, for the next of several trainings."""
+    scaler = grad_scaler(fabric)
+    if scaler is not None and scaler.is_enabled():
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**16, "_growth_tracker": 0})
+
+
+def launch_once(fabric: "Fabric") -> None:
+    """Start the other processes of a Fabric, unless they are there already."""
+    if fabric in LAUNCHED:
+        return
+    reinit_process_group(fabric.device.type)
+    exit_with_parent()
+    fabric.launch()
+    LAUNCHED.add(fabric)

@@ -1,1 +1,0 @@
-"""`mixview study`: many runs that answer one question, with seeds, spread, and what they cost."""

@@ -1,0 +1,291 @@
+"""From settings to everything that a run needs: resolves every None and "auto", opens data, builds networks.
+
+config = check_early(config)
+data = open_data(config)
+config, data = resolve(config, data, fabric)       # what is stored in the run directory
+run = build(config, fabric, data)                  # what the loop trains
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+
+from mixview.data.augment.policies import load_policy
+from mixview.data.dataset import SMALL, ImageDataset, decoder_for, natural_size
+from mixview.data.loader import EpochSampler, default_workers, view_loader
+from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.registry import open_dataset
+from mixview.distributed import synchronize_batch_norm
+from mixview.encoders import backbones
+from mixview.encoders.encoder_file import save_encoder
+from mixview.extensions import MIXERS
+from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
+from mixview.mixing import Mixer, mixture_generators
+from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
+from mixview.options import allows, describe, suggest
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.devices import agree_on_checkpoint, grad_scaler
+from mixview.runs.graceful_stop import seconds_of
+from mixview.runs.launching import process_rank
+from mixview.runs.run_directory import RunDirectoryError
+from mixview.train.config import MixingConfig, ObjectiveName, PretrainConfig
+from mixview.train.estimate import largest_batch
+from mixview.train.loop import Engine, Run
+from mixview.train.monitor import KNNImages, Monitor, hold_out, separate
+from mixview.train.optim import build_optimizer, schedule_factor
+
+
+def check_early(config: PretrainConfig) -> PretrainConfig:
+    """The settings with `~` expanded; raise for a mistake that shows without any data."""
+    config = replace(config, out=str(Path(os.fspath(config.out)).expanduser()))
+    if config.data is None:
+        raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
+    wrapped = config.objective == "unmix" and config.method.module.unmix_targets
+    if config.grad_cache and (wrapped or not config.method.module.grad_cache):
+        raise ValueError(
+            "--grad_cache is for methods whose negatives are the batch, such as simclr and imix, not for "
+            f"{config.method.name} under {config.objective}"
+        )
+    if Path(config.data).is_dir() and Path(config.out).resolve() == Path(config.data).resolve():
+        raise ValueError(f"--out is the folder of the images, {config.data}: give a folder in it, such as runs/first")
+    seconds_of(config.max_time)
+    schedule_factor(config.optimizer, 0, config.epochs)
+    return config
+
+
+class TrainingData(NamedTuple):
+    """The images of a run."""
+
+    whole: Source
+    """All images that were given."""
+    images: ImageDataset
+    """Those to learn from: all but the ones held out."""
+    knn: KNNImages | None
+    """Labeled images for online evaluation, on the first process, where there are any."""
+    notes: list[str]
+    """What there is to say about them."""
+
+
+def open_data(config: PretrainConfig) -> TrainingData:
+    """Open the images, and hold some out for the k-NN accuracy."""
+    assert config.data is not None
+    options: dict[str, Any] = {**(config.data_options or {})}
+    whole = open_dataset(config.data, config.split, **options)
+    source, knn, note = hold_out(
+        whole,
+        config.data,
+        options,
+        config.validation,
+        config.monitor.hold_out,
+        config.seed,
+        config.validation_split,
+    )
+    notes = [note]
+    if process_rank() > 0 or not config.monitor.eval_every:
+        knn = None  # the first process alone evaluates
+    if knn is not None:
+        knn, note = separate(knn, config.monitor.images)
+        if knn is None and (config.validation or config.validation_split):
+            raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
+        notes += [note] if note else []
+    return TrainingData(whole, ImageDataset(source, decoder_for(config.channels)), knn, notes)
+
+
+def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple[PretrainConfig, TrainingData]:
+    """The settings with a value for each that depends on the data or the device, and the data with notes about them."""
+    notes, count = [*data.notes], len(data.images)
+    size = config.size or natural_size(data.images)
+    published = config.method.augment
+    augment = config.augment or (f"{published}-small" if size <= SMALL else published)
+    config = replace(config, size=size, augment=augment)
+    policy, num_views = load_policy(augment, size, config.min_crop_scale), config.method.module.num_views
+    if num_views not in (None, len(policy)):
+        raise ValueError(
+            f"--augment {augment} makes {len(policy)} views of an image, and {config.method.name} needs "
+            f"{num_views}: choose another augmentation"
+        )
+    if config.batch_size == "auto":
+        config = replace(config, batch_size=find_batch_size(config, fabric, count))
+        notes.append(f"A batch of {config.batch_size} fits.")
+    assert config.batch_size != "auto"
+    if count < config.batch_size:
+        few = f"give --batch_size {count}, or more images" if count > 1 else "give more images"
+        raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
+    run = RunLength(count, config.epochs * (count // config.batch_size), config.batch_size)
+    return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
+
+
+def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
+    """The largest batch that fits in memory, by trying."""
+    if fabric.world_size > 1:
+        raise ValueError("--batch_size auto looks at one device: find it with --devices 1, then give it by number")
+    assert config.size is not None
+    assert config.augment is not None
+    device, sizes = fabric.device, [view.size for view in load_policy(config.augment, config.size)]
+    objective = build_objective(config.objective, config.mixing)
+
+    def step(batch_size: int) -> None:
+        backbone = backbones.build(config.backbone, size=sizes[0], channels=config.channels, stem=config.stem)
+        method = build_method(config.method, backbone, RunLength(images, 1, batch_size), config.objective).to(device)
+        optimizer = build_optimizer(method, config.optimizer, batch_size)
+        count = -(-batch_size // config.accumulate_grad_batches)
+        views = [torch.rand(count, config.channels, size, size, device=device) for size in sizes]
+        terms = objective.draw(views[0], mixture_generators(0, 0))
+        with fabric.autocast():
+            _, targets = backward(method, views, terms)
+        optimizer.step()
+        method.update(targets, progress=0.0)
+
+    limit = min(max(images // 4, 8), 4096)  # a few steps per epoch, at least
+    return largest_batch(step, 32, limit, device=device, multiple=8 * config.mixing.mix_groups)
+
+
+def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
+    """Everything that a process trains with, from settings that are resolved."""
+    assert config.size is not None
+    assert config.augment is not None
+    assert config.batch_size != "auto"
+    per_device = config.batch_size // fabric.world_size
+    if config.accumulate_grad_batches * 2 > per_device:
+        raise ValueError(
+            f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
+            "less than two each: use a smaller one"
+        )
+    policy = load_policy(config.augment, config.size, config.min_crop_scale)
+    batches = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
+    nodes = getattr(fabric.strategy, "num_nodes", 1)
+    loader = view_loader(
+        data.images,
+        policy,
+        batches,
+        workers=default_workers(fabric.world_size // nodes) if config.workers is None else config.workers,
+        pin_memory=fabric.device.type == "cuda",
+        device=fabric.device if config.augment_device == "device" else None,
+    )
+    torch.manual_seed(config.seed)  # the same initial weights on every process
+    backbone = backbones.build(
+        config.backbone,
+        size=config.size,
+        channels=config.channels,
+        stem=config.stem,
+        weights=config.weights,
+        zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
+    )
+    length = RunLength(len(data.images), config.epochs * batches.batches_per_epoch, config.batch_size)
+    method = build_method(config.method, backbone, length, config.objective)
+    channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
+    notes = [*backbone.notes, *adapt(config, fabric, method, channels_last)]
+    scaled = grad_scaler(fabric) is not None
+    module, optimizer = fabric.setup(
+        method, build_optimizer(method, config.optimizer, config.batch_size, scaled=scaled)
+    )
+    engine = Engine(
+        fabric=fabric,
+        module=module,
+        optimizer=optimizer,
+        settings=config.optimizer,
+        objective=build_objective(config.objective, config.mixing),
+        batches=batches,
+        loader=loader,
+        epochs=config.epochs,
+        seed=config.seed,
+        accumulate_grad_batches=config.accumulate_grad_batches,
+        grad_cache=config.grad_cache,
+        mix_groups=config.mixing.mix_groups,
+        warmup=config.mixing.warmup,
+        channels_last=channels_last,
+    )
+    notes += load_checkpoint(config, engine)
+    monitor = Monitor(fabric, method, engine.objective, data.images, policy, data.knn, config.seed)
+    export: Callable[[dict[str, str]], None] = partial(
+        save_encoder, Path(config.out) / "encoder.safetensors", method.encoder, backbone.spec
+    )
+    return Run(config, engine, monitor, export, notes)
+
+
+def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:
+    """Put the engine where the last checkpoint of the run left it, if there is one; returns notes."""
+    checkpoint = Checkpoints(Path(config.out) / "checkpoints").load_latest(engine.fabric.device)
+    agree_on_checkpoint(engine.fabric, -1 if checkpoint is None else checkpoint[1], config.out)
+    if checkpoint is None:
+        return []
+    engine.load_state(checkpoint[0])
+    if engine.step > engine.steps:
+        done = -(-engine.step // engine.batches.batches_per_epoch)
+        raise RunDirectoryError(
+            f"the run in {config.out} has done {done} epochs already, more than --epochs {config.epochs}"
+        )
+    return [f"Resuming from step {engine.step} of {engine.steps}."]
+
+
+def adapt(config: PretrainConfig, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
+    """Fit the method to the devices; returns notes about what that means."""
+    notes = synchronize_batch_norm(method, fabric.device) if config.sync_bn and method.batch_norm == "sync" else []
+    if channels_last:
+        method.to(memory_format=torch.channels_last)
+    elif config.channels_last:
+        notes.append("The backbone calls view on feature maps, so it runs without channels_last.")
+    if config.compile:
+        method.online.compile()
+    return notes
+
+
+def build_method(
+    config: MethodConfig, backbone: backbones.Backbone, run: RunLength, objective: ObjectiveName = "sim"
+) -> Method:
+    """The method around a backbone; under Un-Mix in its wrapper, where the method's targets are mixed."""
+    method = config.resolve(run).build(backbone.encoder, backbone.feature_dim, run)
+    return UnMix(method) if objective == "unmix" and method.unmix_targets else method
+
+
+def build_mixer(mixing: MixingConfig) -> Mixer:
+    """The mixer of these settings."""
+    kind = MIXERS.load(mixing.mixer)
+    if not (isinstance(kind, type) and issubclass(kind, Mixer)):
+        raise ValueError(f"--mixing.mixer {mixing.mixer} is not a subclass of mixview.Mixer, which a mixer must be")
+    return kind.from_options(
+        alpha=mixing.alpha,
+        lam_per=mixing.lam_per,
+        partner=mixing.partner,
+        lam_at_least_half=mixing.lam_at_least_half,
+        prob=mixing.prob,
+    )
+
+
+def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
+    """The objective of this name under these mixtures."""
+    if not allows(ObjectiveName, name):
+        raise ValueError(f"objective must be {describe(ObjectiveName)}, got {name!r}{suggest(ObjectiveName, name)}")
+    if name == "unmix" and (mixing.lam_per != "batch" or mixing.partner != "reversal"):
+        raise ValueError(
+            "unmix needs one lam per batch and mutual partners: set --mixing.lam_per batch and --mixing.partner "
+            "reversal"
+        )
+    if name == "sim":
+        return sim()
+    if name == "wbsim":
+        return wbsim(mixing.weight, mixing.sim_weight, build_mixer(mixing))
+    return {"bsim": bsim, "mixaug": mixaug, "unmix": unmix}[name](build_mixer(mixing))
+
+
+def supports_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:
+    """Whether an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
+    training = encoder.training
+    images = torch.zeros(2, channels, size, size).to(memory_format=torch.channels_last)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            encoder.eval()(images)
+        except RuntimeError as error:
+            if "view" not in str(error):
+                raise
+            return False
+        finally:
+            encoder.train(training)
+    return True

@@ -1,0 +1,315 @@
+"""The settings of pretraining: fields only, each with the docstring that becomes its help. Importable without torch.
+
+PretrainConfig(data="scenes", method="mocov2")                                   # a method by name
+PretrainConfig(data="scenes", method={"name": "mocov2", "queue_size": 4096})     # with options
+PretrainConfig(data="scenes", method=MoCoV2Config(queue_size=4096))              # or as its own settings
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from mixview.extensions import METHODS, MIXERS
+from mixview.options import (
+    MAX_SHOWN,
+    ROOM,
+    Accelerator,
+    AtLeast,
+    AtMost,
+    Channels,
+    Count,
+    Epochs,
+    LessThan,
+    MoreThan,
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    Precision,
+    Seed,
+    Share,
+    Side,
+    SourceOptions,
+    Workers,
+    brief,
+    check_options,
+    did_you_mean,
+)
+from mixview.recipes import method_group
+
+ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
+DEFAULT_METHOD = "simclr"
+Decay = Annotated[float, AtLeast(0), LessThan(1)]
+"""The share of a moving average that a step keeps."""
+
+
+MAY_CHANGE = frozenset(
+    {
+        "accelerator",
+        "augment_device",
+        "checkpoint",
+        "compile",
+        "data",  # moved, perhaps: the fingerprint says whether it is the same data
+        "devices",
+        "epochs",
+        "max_time",
+        "nodes",
+        "num_nodes",
+        "out",
+        "precision",
+        "resume",
+        "trust_remote_code",
+        "wandb",
+        "monitor",
+        "workers",
+    }
+)
+"""Settings, with all below them, that a resumed run may change: where, how long, and how it is monitored."""
+
+
+@dataclass(frozen=True)
+class MixingConfig:
+    """How views are mixed."""
+
+    mixer: Annotated[str, ROOM] = "cutmix"
+    """cutmix (a box of the other image), mixup (a blend), random_choice (either, batch by batch, as in Un-Mix), or your
+    own by import path, such as mine.FMix."""
+    alpha: Positive = 1.0
+    """lam ~ Beta(alpha, alpha): 1 is uniform, and towards 0 nothing is mixed."""
+    lam_per: Literal["batch", "image"] = "image"
+    """One lam per image, or one per batch and device, as in the paper."""
+    partner: Literal["reversal", "permutation"] = "reversal"
+    """Mix image i with image N-1-i, or with a random one."""
+    lam_at_least_half: bool = False
+    """Use lam = max(lam, 1 - lam), as i-Mix does."""
+    prob: Share = 1.0
+    """Probability that an image is mixed; the others stay unmixed, in the same passes."""
+    weight: NonNegativeFloat = 0.5
+    """Weight w1 of the mixed term of WBSIM."""
+    sim_weight: NonNegativeFloat = 0.5
+    """Weight w2 of the unmixed term of WBSIM."""
+    mix_groups: Count = 1
+    """Mix within this many parts of each device's batch, as so many devices would."""
+    warmup: tuple[Share, Share] | None = None
+    """Two shares of training: nothing is mixed before the first, and the partner's part grows until the second."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "mixing")
+        MIXERS.check(self.mixer)
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["sgd", "lars", "adamw"] = "adamw"
+    """sgd (MoCo, SimSiam), lars (SimCLR, BYOL) or adamw (small budgets, ViTs)."""
+    lr: Positive = 1e-3
+    """Peak learning rate; with scale_lr, for a batch of 256."""
+    scale_lr: bool = False
+    """Multiply lr by batch_size / 256."""
+    weight_decay: NonNegativeFloat = 1e-4
+    """Weight decay: added to the gradient (sgd, lars) or decoupled from it (adamw)."""
+    momentum: Decay = 0.9
+    """Momentum of sgd and lars."""
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Betas of adamw."""
+    decay_norm_and_bias: bool | None = None
+    """Decay norm layers and biases too. By default as published: with sgd, but not with lars and adamw."""
+    schedule: Literal["cosine", "steps", "constant"] = "cosine"
+    """How lr falls after the warm-up: along a cosine to 0, in steps, or not at all."""
+    warmup_epochs: NonNegativeFloat = 0.0
+    """Epochs of linear warm-up from 0."""
+    milestones: tuple[int, ...] = ()
+    """Epochs, counted from the start, at which the schedule "steps" multiplies lr by gamma."""
+    gamma: Annotated[float, MoreThan(0), AtMost(1)] = 0.1
+    """Factor of a milestone."""
+    fixed_predictor_lr: bool = False
+    """Keep the predictor at the peak lr, without schedule and warm-up (SimSiam)."""
+    predictor_rate: Positive = 1.0
+    """Learning rate of the predictor relative to everything else (BYOL, SimSiam)."""
+    clip: Positive | None = None
+    """Maximum norm of the gradient; by default it is not clipped."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "optimizer")
+        if list(self.milestones) != sorted(set(self.milestones)) or min(self.milestones, default=1) < 1:
+            raise ValueError(
+                f"--optimizer.milestones must be epochs in rising order, such as (120, 160), got {self.milestones}"
+            )
+        if bool(self.milestones) != (self.schedule == "steps"):
+            raise ValueError(
+                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": give both '
+                'schedule="steps" and milestones such as (120, 160), or neither'
+            )
+
+
+@dataclass(frozen=True)
+class MonitorConfig:
+    """How often a run logs, evaluates and saves."""
+
+    log_every: Count = 10
+    """Optimizer steps between two lines of metrics."""
+    eval_every: NonNegative = 1
+    """Epochs between two online evaluations (k-NN accuracy, where there are labels, and collapse metrics); 0: none."""
+    images: Annotated[int, AtLeast(4)] = 2000
+    """Maximum number of labeled images in the feature bank of the k-NN; it has a quarter as many queries."""
+    hold_out: Annotated[float, AtLeast(0), LessThan(1)] = 0.1
+    """Share of labeled images held out from training for the k-NN, where the data has no val or test part."""
+    checkpoint_every: NonNegative = 0
+    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
+    keep: Count = 2
+    """Number of checkpoints to keep."""
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    estimate: bool = True
+    """Try a few steps first, and estimate the time and memory of the run."""
+    wandb: str | None = None
+    """Log to this Weights & Biases project, too (needs the wandb package)."""
+
+    def __post_init__(self) -> None:
+        check_options(self, "monitor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Learn an encoder from images without labels."""
+
+    data: str | None = None
+    """Images to learn from: a folder, or any other path, address or name (see `mixview data list`)."""
+    out: Annotated[str, ROOM] = "runs/first"
+    """Run directory, which must not exist: settings, metrics, checkpoints, pictures and the encoder."""
+    # A `MethodConfig` after construction, whose type would need torch.
+    method: Any = DEFAULT_METHOD
+    """Self-supervised method: a name, or your own by import path, such as mine.BarlowTwins."""
+    objective: ObjectiveName = "wbsim"
+    """sim (the method as published), bsim (every anchor is a mixture), wbsim (both, weighted), mixaug (the ablation) or
+    unmix (Un-Mix: both, of equal weight)."""
+    backbone: str = "resnet50"
+    """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
+
+    split: str | None = None
+    """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
+    data_options: SourceOptions | None = None
+    """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
+    validation: str | None = None
+    """Labeled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
+    validation_split: str | None = None
+    """Part of the validation images or, where none are given, of the data, for the k-NN accuracy."""
+    augment: Annotated[str, ROOM] | None = None
+    """Augmentation policy by name; by default the method's own (its small variant for small images)."""
+    min_crop_scale: Annotated[float, MoreThan(0), AtMost(1)] | None = None
+    """Smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
+    size: Side | None = None
+    """View size in pixels; by default that of the images where they are small, else 224."""
+    channels: Channels = 3
+    """Channels of the images: 3 for color, 1 for grayscale, more for what is stored so."""
+
+    weights: str | None = None
+    """Initial weights: imagenet, a file, or an earlier run."""
+    stem: Literal["auto", "small", "standard"] = "auto"
+    """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views."""
+    zero_init: bool | None = None
+    """Start every residual block of a ResNet as a shortcut; by default as published with the method."""
+    mixing: MixingConfig = field(default_factory=MixingConfig)
+    """How views are mixed."""
+
+    epochs: Epochs = 100
+    """Passes over the images."""
+    batch_size: Annotated[int, AtLeast(2)] | Literal["auto"] = 256
+    """Images per step, over all devices; auto finds the largest that fits in the memory of one device."""
+    accumulate_grad_batches: Count = 1
+    """Micro-batches per step and device, to save memory."""
+    grad_cache: bool = False
+    """Accumulate gradients so that the negatives are the whole batch's, not the micro-batch's (GradCache), for methods
+    such as SimCLR, whose negatives are the batch."""
+    seed: Seed = 0
+    """Seed of everything random."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The optimizer and its learning-rate schedule."""
+
+    devices: Count | str = "auto"
+    """Devices per machine; auto is what torchrun or srun started, else all accelerators, or one CPU process."""
+    nodes: Count | Literal["auto"] = "auto"
+    """Number of machines; auto is as many as torchrun or srun started processes on."""
+    accelerator: Accelerator = "auto"
+    """cpu, cuda, mps, or auto."""
+    precision: Precision = "32-true"
+    """Numeric precision. Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    sync_bn: bool = True
+    """Synchronize batch norm over all devices, unless the method shuffles its batches instead (MoCo)."""
+    channels_last: bool = True
+    """Memory format of images and networks: faster for convolutions on CPUs and tensor cores."""
+    compile: bool = False
+    """Compile the networks with torch.compile."""
+    workers: Workers | None = None
+    """Processes per device that read and augment images; by default the device's share of the cores, minus one."""
+    augment_device: Literal["cpu", "device"] = "cpu"
+    """Where views are made: in the workers, or on the accelerator, which helps when there are few cores beside it."""
+
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """How often the run logs, evaluates and saves."""
+    max_time: str | Positive | None = None
+    """Stop gracefully after this time: 45m, 1h30m, 2d."""
+    resume: bool = False
+    """Resume the run in `out`, bit-exact; a larger `epochs` extends it."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        object.__setattr__(self, "method", method_config(self.method))
+
+
+GROUPS: dict[str, type[Any]] = {"mixing": MixingConfig, "optimizer": OptimizerConfig, "monitor": MonitorConfig}
+"""The settings that are groups of settings; `method` is one, too, whose fields depend on its name."""
+
+
+def method_config(method: Any) -> Any:
+    """The settings of a method, given as themselves, as a name, or as `{"name": …, …}`. Imports torch."""
+    from mixview.methods.base import MethodConfig
+
+    if isinstance(method, MethodConfig):
+        return method
+    options = method_group(method)
+    name = options.pop("name", DEFAULT_METHOD)
+    if not isinstance(name, str):
+        raise ValueError(f"--method must be the name of a method, got {brief(name)}")
+    kind = METHODS.load(name)
+    if not (isinstance(kind, type) and issubclass(kind, MethodConfig)):
+        raise ValueError(f"--method {name} is not a subclass of mixview.methods.MethodConfig, which a method must be")
+    check_names(options, [each.name for each in fields(kind)], "method", f"{name} has ")
+    return kind(**tuples(options))
+
+
+def from_plain(settings: Mapping[str, Any]) -> PretrainConfig:
+    """The configuration from plain values, as YAML has them: groups of settings are dictionaries."""
+    check_names(settings, [each.name for each in fields(PretrainConfig)])
+    values = dict(settings)
+    for name, kind in GROUPS.items():
+        group = values.get(name)
+        if name not in values or isinstance(group, kind):
+            continue
+        names = [each.name for each in fields(kind)]
+        if not isinstance(group, Mapping):
+            raise ValueError(f"{name} must be a group of settings such as {names[0]}, got {brief(group)}")
+        check_names(group, names, name)
+        values[name] = kind(**tuples(group))
+    return PretrainConfig(**values)
+
+
+def to_plain(config: PretrainConfig) -> dict[str, Any]:
+    """The settings as plain values, for the run directory; whether a run was resumed is not one of them."""
+    values = {name: value for name, value in asdict(config).items() if name != "resume"}
+    return values | {"method": {"name": config.method.name, **values["method"]}}
+
+
+def check_names(settings: Mapping[str, Any], names: list[str], group: str = "", owner: str = "there are ") -> None:
+    """Raise if there is no setting of a name, and say which was probably meant."""
+    for name in settings:
+        if name not in names:
+            shown = f"{group}.{str(name)[:MAX_SHOWN]}" if group else str(name)[:MAX_SHOWN]
+            hint = did_you_mean(str(name), names) or f": {owner}{', '.join(names) or 'none'}"
+            raise ValueError(f"there is no setting {shown}{hint}")
+
+
+def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """YAML's lists as the tuples that they were."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

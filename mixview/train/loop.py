@@ -1,0 +1,330 @@
+"""The training loop, top to bottom, and the step that it takes. Devices and precision are Lightning Fabric's."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from mixview.data.loader import Batch, EpochSampler
+from mixview.encoders.provenance import encoder_settings
+from mixview.methods import Method, Targets, Views, backward, cached_backward
+from mixview.methods.base import unwrap
+from mixview.mixing import mix_strength_at, mixture_generators
+from mixview.objective import Objective, Term
+from mixview.rng import seed_from
+from mixview.runs.checkpoints import CheckpointError, Checkpoints
+from mixview.runs.devices import grad_scaler
+from mixview.runs.finite import check_finite
+from mixview.runs.graceful_stop import GracefulStop, seconds_of
+from mixview.runs.metric_logger import MetricLogger
+from mixview.runs.progress import Progress
+from mixview.runs.run_directory import RunDirectory, State, read_metrics
+from mixview.train.config import OptimizerConfig, PretrainConfig
+from mixview.train.estimate import estimate
+from mixview.train.monitor import Monitor
+from mixview.train.optim import set_learning_rate
+
+
+class Run(NamedTuple):
+    """What a process trains with; `mixview.train.build.build` makes it."""
+
+    config: PretrainConfig
+    engine: "Engine"
+    monitor: Monitor
+    export: Callable[[dict[str, str]], None]
+    """Writes the encoder's file with this metadata."""
+    notes: list[str]
+
+
+def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
+    """Train to the end, or until there is a reason to stop.
+
+    Args:
+        run: what is trained, from the start or from a checkpoint.
+        folder: the run directory, on the first process only: it alone logs, evaluates and saves.
+        notes: further ones to print at the start.
+    """
+    config, engine, monitor = run.config, run.engine, run.monitor
+    fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.batches.batches_per_epoch
+    assert config.batch_size != "auto"
+    read_every = 1 if fabric.device.type == "cpu" else settings.log_every  # reading a value waits for an accelerator
+    save_every = settings.checkpoint_every or epoch_steps
+    checkpoints = Checkpoints(Path(config.out) / "checkpoints", keep=settings.keep)
+    about = {"method": config.method.name, "objective": config.objective, "data": str(config.data)}
+    about["seed"] = str(config.seed)
+    if folder is not None:
+        folder.begin()
+        shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
+        about["settings"] = json.dumps(shaping, sort_keys=True)
+    with (
+        Progress(engine.steps, epoch_steps, start=engine.step, shown=folder is not None) as progress,
+        MetricLogger(folder, settings, engine.step) as logger,
+        GracefulStop(fabric, seconds_of(config.max_time), every=read_every) as stopping,
+    ):
+        for note in [*run.notes, *notes]:
+            progress.say(note)
+        begin(run, folder, progress)
+        if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
+            run.export(about | engine.position())
+        if is_evaluated(run, engine.step):  # killed between a checkpoint and its evaluation
+            if folder is not None and not was_evaluated(folder, engine.step):
+                evaluate(monitor, engine.step, logger, progress)
+            fabric.barrier()
+
+        reason: str | None = None
+        while engine.step < engine.steps and reason is None:
+            engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
+            began = time.process_time()
+            for views, _ in engine.loader:
+                loss, lr = engine.take_step(views)
+                step = engine.step
+                reason = stopping.stop_reason(step)
+                engine.cpu_seconds += time.process_time() - began
+                progress.update(step, config.batch_size, loss)
+
+                save = step % save_every == 0 or step == engine.steps or reason is not None
+                if step % read_every == 0 or save:
+                    engine.check_finite(weights=save)
+                # Stopping adds neither line nor evaluation: the resumed run logs what an uninterrupted one does.
+                if step % settings.log_every == 0 or step % epoch_steps == 0:
+                    logger.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr})
+                if folder is not None and save:
+                    folder.sync()
+                    checkpoints.save(engine.state(), step)
+                    run.export(about | engine.position())
+                    state: State = "interrupted" if reason else "running"
+                    folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
+                if is_evaluated(run, step):  # after saving: a failure costs nothing
+                    if folder is not None:
+                        evaluate(monitor, step, logger, progress)
+                    fabric.barrier()
+                began = time.process_time()
+                if reason is not None:
+                    progress.say(f"Stopped by {reason} at step {step}; --resume continues from here.")
+                    break
+
+        if folder is not None and engine.step == engine.steps:
+            folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
+            progress.say(f"Done: {config.out}/encoder.safetensors")
+    fabric.barrier()
+
+
+def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
+    """Bring the run directory to where training starts, draw some views, and estimate the cost."""
+    engine = run.engine
+    if folder is not None:
+        folder.rewind(engine.step if engine.step else -1)
+        before = folder.status  # perhaps of a later step than the checkpoint's
+        share = min(1.0, engine.step / before["step"]) if before.get("step") else 0.0
+        engine.cpu_seconds = share * before.get("cpu_seconds", 0.0)
+        folder.set_status("running", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
+        if engine.step == 0:
+            with folder.explained("draw the views of"):
+                run.monitor.save_views(folder.path / "views.png")
+    steps_left = engine.steps - engine.step
+    if run.config.monitor.estimate and steps_left > 0:
+        views = run.monitor.sample_views(engine.batches.batch_size // engine.fabric.world_size)
+        cost = estimate(lambda: engine.try_step(views), steps_left, device=engine.fabric.device, trials=2)
+        progress.say(f"{steps_left} steps to go: {cost}, without reading images and evaluating.")
+
+
+def is_evaluated(run: Run, step: int) -> bool:
+    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last."""
+    every, epoch_steps = run.config.monitor.eval_every, run.engine.batches.batches_per_epoch
+    if not every or not step or step % epoch_steps:
+        return False
+    return step == run.engine.steps or step // epoch_steps % every == 0
+
+
+def was_evaluated(folder: RunDirectory, step: int) -> bool:
+    """Whether the metrics of a run have an evaluation after this step."""
+    return any(record["step"] == step and "loss" not in record for record in read_metrics(folder.path))
+
+
+def evaluate(monitor: Monitor, step: int, logger: MetricLogger, progress: Progress) -> None:
+    """Evaluate the encoder and log the metrics. An evaluation that fails is reported, and training continues."""
+    try:
+        metrics, warning = monitor.evaluate()
+    except Exception as error:
+        progress.warn(f"The evaluation after step {step} failed; training continues: {type(error).__name__}: {error}")
+        return
+    logger.log(step, metrics)
+    progress.update(step, 0, knn=metrics.get("knn"))
+    if warning:
+        progress.warn(warning)
+
+
+@dataclass
+class Engine:
+    """Everything a step needs. Nothing in it is random except by (seed, step, rank), so a step can be repeated."""
+
+    fabric: Fabric
+    module: nn.Module
+    """The method, set up by Fabric."""
+    optimizer: torch.optim.Optimizer
+    settings: OptimizerConfig
+    objective: Objective
+    batches: EpochSampler
+    loader: Iterable[Batch]
+    epochs: int
+    seed: int = 0
+    accumulate_grad_batches: int = 1
+    """Micro-batches per step and device."""
+    grad_cache: bool = False
+    """Accumulate by cached gradients, so that the negatives are the whole batch's."""
+    mix_groups: int = 1
+    warmup: tuple[float, float] | None = None
+    """The shares of training between which mixtures grow."""
+    channels_last: bool = False
+    step: int = 0
+    """Optimizer steps that are done."""
+    cpu_seconds: float = 0.0
+    """Processor time that they took this process, including views that it makes itself, without evaluating, saving."""
+
+    def __post_init__(self) -> None:
+        self.method: Method = unwrap(self.module)
+        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.epochs * self.batches.batches_per_epoch
+
+    @property
+    def epoch(self) -> float:
+        """Epochs that are done."""
+        return self.step / self.batches.batches_per_epoch
+
+    def position(self) -> dict[str, str]:
+        """Step and epoch as text, for the encoder's file."""
+        return {"step": str(self.step), "epoch": f"{self.epoch:g}"}
+
+    def take_step(self, views: Views) -> tuple[Tensor, float]:
+        """One optimizer step on this process's part of a batch; returns the loss and the learning rate."""
+        views = [self.to_device(view) for view in views]
+        lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
+        torch.manual_seed(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if there is any
+        loss, targets = self.accumulate_gradient(views)
+        self.finite &= torch.isfinite(loss)
+        if self.settings.clip is not None:
+            # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
+            self.fabric.clip_gradients(
+                self.module, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.method.update(*targets, progress=self.step / self.steps)  # EMA and queue
+        self.step += 1
+        return loss, lr
+
+    def accumulate_gradient(self, views: Views) -> tuple[Tensor, list[Targets]]:
+        """The gradient of the step, micro-batch by micro-batch; the mean loss and all targets."""
+        if self.grad_cache and self.accumulate_grad_batches > 1:
+            return self.cached_gradient(views)
+        total, targets = torch.zeros((), device=views[0].device), []
+        parts = list(zip(*(view.chunk(self.accumulate_grad_batches) for view in views), strict=True))
+        for number, part in enumerate(parts):
+            share = len(part[0]) / len(views[0])
+            group = self.fabric.global_rank * self.accumulate_grad_batches + number
+            loss, target = backward(
+                self.module,
+                part,
+                self.draw_terms(part[0], group),
+                call=self.backward_by(share),
+                no_sync=self.no_sync,
+                sync=number == len(parts) - 1,
+            )
+            total = total + share * loss
+            targets.append(target)
+        return total, targets
+
+    def cached_gradient(self, views: Views) -> tuple[Tensor, list[Targets]]:
+        """The gradient of the whole batch by GradCache."""
+        loss, target = cached_backward(
+            self.module,
+            views,
+            self.draw_terms(views[0], self.fabric.global_rank),
+            micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
+            call=self.fabric.backward,
+            context=self.fabric.autocast,
+        )
+        return loss, [target]
+
+    def draw_terms(self, images: Tensor, group: int) -> list[Term]:
+        """The objective's terms of this step for one group of images."""
+        generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
+        return self.objective.draw(
+            images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
+        )
+
+    def backward_by(self, share: float) -> Callable[[Tensor], None]:
+        """Goes backward through this share of a loss."""
+        return lambda loss: self.fabric.backward(loss * share if share != 1 else loss)
+
+    def no_sync(self) -> AbstractContextManager[object]:
+        """The context in which gradients do not cross processes."""
+        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)  # type: ignore[arg-type]
+        return context
+
+    def to_device(self, view: Tensor) -> Tensor:
+        memory = torch.channels_last if self.channels_last else torch.preserve_format
+        return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
+
+    def check_finite(self, *, weights: bool = False) -> None:
+        """Raise, on every process, when any loss so far was not finite on any of them.
+
+        Reads a value back: not for every step on an accelerator.
+
+        Args:
+            weights: check the weights too, before they are saved: a gradient can overflow where its loss did not.
+        """
+        checked = list(self.method.parameters()) if weights else []
+        check_finite(self.fabric, self.finite, checked, f"step {self.step} (epoch {self.epoch:.2f})")
+
+    @torch.no_grad()
+    def loss_of_all(self, loss: Tensor) -> float:
+        """The mean over processes."""
+        mean: Any = self.fabric.all_reduce(loss.detach(), reduce_op="mean")
+        return float(mean)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a run needs to resume as if nothing had happened."""
+        scaler = grad_scaler(self.fabric)
+        return {
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "step": self.step,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Resume from a state."""
+        try:
+            self.method.load_state_dict(state["method"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint does not fit this {type(self.method).__name__}: it is of another method, backbone or "
+                "optimizer; put back the run's own, or start a new run with another --out"
+            ) from error
+        scaler = grad_scaler(self.fabric)
+        if scaler is not None and state["scaler"] is not None:
+            scaler.load_state_dict(state["scaler"])
+        self.step = int(state["step"])
+
+    def try_step(self, views: Views) -> None:
+        """Forward and backward of one step, without a trace: to see what it costs."""
+        with torch.random.fork_rng(devices=[] if self.fabric.device.type == "cpu" else None):
+            buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
+            self.accumulate_gradient(views)
+            self.optimizer.zero_grad()
+            with torch.no_grad():
+                for name, buffer in self.method.named_buffers():
+                    buffer.copy_(buffers[name])

@@ -1,0 +1,273 @@
+"""Features: right, once, resumable, and never taken for whole when they are not."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mixview.data.dataset import ANNOUNCED
+from mixview.data.loader import to_tensor
+from mixview.data.sources.base import SourceError
+from mixview.data.sources.files import ClassFolders
+from mixview.encoders import backbones
+from mixview.encoders import features as module
+from mixview.encoders.features import POOLS, STAGES, Staged, cache_key, extract, launched, open_array, stages_of
+from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.transforms import CenterCrop, Squash
+from tests.evaluate.small_encoders import SIZE, Means, colored, means, scenes, small
+
+CROP = CenterCrop(SIZE)
+
+
+def test_are_the_encoder_s_of_the_transformed_images() -> None:
+    source, subject = scenes(100), small()
+    found = extract(subject, source, CROP, workers=0)
+    images = torch.stack([CROP(to_tensor(np.asarray(source.read(index)))) for index in range(len(source))])
+    with torch.no_grad():
+        expected = subject.encoder(images)
+    torch.testing.assert_close(found["avgpool"], expected, rtol=1e-4, atol=1e-5)
+    assert found.kept.tolist() == list(range(100))
+
+
+def test_every_stage_is_kept_under_its_own_name() -> None:
+    source, subject, stages = scenes(6), small(), ("res5", "res4", "avgpool")
+    found = extract(subject, source, CROP, stages=stages, workers=0)
+    images = torch.stack([CROP(to_tensor(np.asarray(source.read(index)))) for index in range(len(source))])
+    with torch.no_grad():
+        expected = Staged(subject.encoder, stages)(images)
+    for stage in stages:
+        torch.testing.assert_close(found[stage], expected[stage], rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_time_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, subject = scenes(70), small(1)
+    first = extract(subject, source, CROP, workers=0)
+    monkeypatch.setattr(module, "fill", lambda *given: pytest.fail("was made again"))
+    second = extract(subject, source, CROP, workers=0)
+    assert torch.equal(first["avgpool"], second["avgpool"])
+    assert isinstance(np.load(second.folder / "avgpool.npy", mmap_mode="r"), np.memmap)
+
+
+def test_the_key_is_of_weights_images_transform_and_stages(tmp_path: Path) -> None:
+    one = ClassFolders(colored(tmp_path / "one", {"a": 2}))
+    same = cache_key(small(), one, CROP, ("avgpool",))
+    assert cache_key(small(), one, CROP, ("avgpool",)) == same
+    others = {
+        cache_key(small(1), one, CROP, ("avgpool",)),
+        cache_key(small(), one, Squash(SIZE), ("avgpool",)),
+        cache_key(small(), one, CenterCrop(24), ("avgpool",)),
+        cache_key(small(), one, CROP, ("res5",)),
+        cache_key(small(), scenes(2), CROP, ("avgpool",)),
+    }
+    image = tmp_path / "one" / "a" / "000.png"
+    content = bytearray(image.read_bytes())
+    content[-20] ^= 1  # the same name and size
+    image.write_bytes(content)
+    others.add(cache_key(small(), ClassFolders(tmp_path / "one"), CROP, ("avgpool",)))
+    assert len(others) == 6
+    assert same not in others
+
+
+class Slow(Means):
+    """Waits, so that there is time to kill it."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.3)
+        return super().forward(images)
+
+
+def extract_slowly(cache: str) -> None:
+    os.environ["MIXVIEW_CACHE"] = cache
+    extract(LoadedEncoder(Slow(), "slow", SIZE, 3, 3), scenes(64 * 20), CROP, workers=0)
+
+
+def test_a_kill_in_the_middle_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path))
+    source = scenes(64 * 20)
+    source.read(0)  # draws them, which takes longer than encoding
+    process = multiprocessing.get_context("fork").Process(target=extract_slowly, args=(str(tmp_path),))
+    process.start()
+    subject = LoadedEncoder(Slow(), "slow", SIZE, 3, 3)
+    folder = tmp_path / "features" / cache_key(subject, source, CROP, ("avgpool",))
+    end = time.monotonic() + 60
+    while not (folder.is_dir() and open_array(folder, "done").sum() >= 2):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    before = open_array(folder, "done").copy()
+    assert 2 <= before.sum() < 20
+    made = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: made.append(seconds))
+    found = extract(subject, source, CROP, workers=0)
+    assert len(made) == 20 - before.sum()
+    images = torch.stack([CROP(to_tensor(np.asarray(source.read(index)))) for index in range(len(source))])
+    torch.testing.assert_close(found["avgpool"], Means()(images), rtol=1e-5, atol=1e-6)
+
+
+def test_two_processes_make_what_one_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = means()
+    source = ClassFolders(colored(tmp_path / "set", {"a": 90, "b": 50}))
+    alone = extract(subject, source, CROP, workers=0)["avgpool"].clone()
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(module, "START", "fork")  # to import torch again takes longer than the rest
+    assert torch.equal(extract(subject, source, CROP, devices=2, workers=0)["avgpool"], alone)
+
+
+def test_ranks_of_torchrun_take_blocks_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path))
+    subject, source = means(), scenes(64 * 4)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    waited = []
+    monkeypatch.setattr(module, "wait_until", waited.append)
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        extract(subject, source, CROP, workers=0)
+        folder = next((tmp_path / "features").iterdir())
+        done = open_array(folder, "done").tolist()
+        assert done == ([True, False, True, False] if rank == "0" else [True] * 4)
+    assert waited
+
+
+def test_bad_images_are_left_out_and_too_many_stop(tmp_path: Path) -> None:
+    root = colored(tmp_path / "set", {"a": 30})
+    (root / "a" / "007.png").write_bytes(b"nothing")
+    found = extract(means(), ClassFolders(root), CROP, workers=0)
+    assert found.kept.tolist() == [index for index in range(30) if index != 7]
+    assert found["avgpool"].shape == (29, 3)
+    for number in range(12):
+        (root / "a" / f"{number:03d}.png").write_bytes(b"nothing")
+    with pytest.raises(SourceError, match="more than the 10"):
+        extract(means(), ClassFolders(root), CROP, workers=0)
+
+
+@pytest.mark.parametrize("name", ["torchvision/resnet18", "timm/resnet18", "small"])
+def test_stages_in_one_pass_are_those_of_the_layers(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = backbones.build(name, size=64, stem="auto").encoder.eval()
+    images = torch.rand(2, 3, 64, 64)
+    assert stages_of(encoder) == STAGES
+    maps = []
+    modules = dict(encoder.named_children())
+    stem = nn.Sequential(modules["conv1"], modules["bn1"], modules.get("relu", modules.get("act1")))
+    with torch.no_grad():
+        found = Staged(encoder, STAGES)(images)
+        x = stem(images)
+        maps.append(x)
+        x = modules["maxpool"](x) if "maxpool" in modules else x
+        for number in range(1, 5):
+            x = modules[f"layer{number}"](x)
+            maps.append(x)
+        torch.testing.assert_close(found["avgpool"], encoder(images))
+    for (stage, pool), each in zip(POOLS.items(), maps, strict=True):
+        side = min(pool.side, each.shape[-1])
+        torch.testing.assert_close(found[stage], F.adaptive_avg_pool2d(each, side).flatten(1), msg=stage)
+
+
+def test_pools_at_224_are_the_published_ones() -> None:
+    encoder = backbones.build("resnet50", size=224).encoder.eval()
+    with torch.no_grad():
+        found = Staged(encoder, STAGES)(torch.zeros(1, 3, 224, 224))
+    widths = {stage: each.shape[1] for stage, each in found.items()}
+    assert widths == {"stem": 9216, "res2": 9216, "res3": 8192, "res4": 9216, "res5": 8192, "avgpool": 2048}
+    maps = torch.rand(1, 2, 7, 7)
+    by_hand = [maps[0, channel, row : row + 6, column : column + 6].mean() for channel in range(2)
+               for row in range(2) for column in range(2)]  # fmt: skip
+    torch.testing.assert_close(POOLS["res5"](maps)[0], torch.stack(by_hand))
+
+
+def test_other_encoders_have_their_output_only() -> None:
+    assert stages_of(Means()) == ("avgpool",)
+    with pytest.raises(ValueError, match="Means has no stage res5, only a ResNet has: use avgpool"):
+        Staged(Means(), ("res5",))
+
+
+def test_non_rgb_images_are_read_as_rgb(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "a").mkdir()
+    colors = Image.new("RGB", (20, 20), (200, 100, 50))
+    for number, mode in enumerate(("L", "CMYK", "P", "RGBA", "RGB")):
+        name = f"{number}.{'jpg' if mode in ('L', 'CMYK') else 'png'}"
+        colors.convert(mode).save(tmp_path / "a" / name)
+    found = extract(means(), ClassFolders(tmp_path), CenterCrop(SIZE, None), workers=0)["avgpool"]
+    assert found.shape == (5, 3)
+    torch.testing.assert_close(found[0], found[0, :1].expand(3))  # gray
+    torch.testing.assert_close(found[4] * 255, torch.tensor([200.0, 100.0, 50.0]), atol=1, rtol=0)
+    torch.testing.assert_close(found[3], found[4], atol=0.01, rtol=0)
+
+
+def test_squash_shows_the_whole_image_and_the_crop_its_middle() -> None:
+    image = torch.zeros(3, 32, 64, dtype=torch.uint8)
+    image[:, :, 48:] = 255
+    squashed = Squash(16, None)(image)
+    assert squashed.shape == (3, 16, 16)
+    torch.testing.assert_close(squashed.mean(), torch.tensor(0.25), atol=0.01, rtol=0)
+    assert CenterCrop(16, None)(image)[:, :, :14].max() < 0.05
+
+
+def test_the_crop_leaves_the_usual_margin_of_images_that_are_larger_than_it() -> None:
+    """256 pixels of the shorter side and the middle 224 of them; smaller images are shown to their edges."""
+    image = torch.randint(256, (3, 256, 300), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(CenterCrop(224, None)(image), image[:, 16:240, 38:262] / 255)
+    torch.testing.assert_close(CenterCrop(32, None)(image[:, :32, :32]), image[:, :32, :32] / 255)
+
+
+def test_a_batch_script_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variables are there although srun has started nothing: waiting for other processes would never end."""
+    for name, value in {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "evaluate"}.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == (0, 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as Lightning's launcher does for --devices 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert launched() == (1, 2)
+
+
+def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arrays are mapped: to write to them on a full disk would kill the process (SIGBUS)."""
+
+    def full(*given: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="no room"):
+        extract(small(), scenes(6), CROP, workers=0)
+    assert not list((tmp_path / "features").iterdir())
+
+
+def test_the_space_of_the_arrays_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fill", lambda folder, *given: sizes.append((folder / "res5.npy").stat()))
+    monkeypatch.setattr(module, "wait_until", lambda condition: None)
+    sizes: list[os.stat_result] = []
+    extract(small(), scenes(64), CROP, stages=("res5",), workers=0)
+    assert sizes[0].st_blocks * 512 >= sizes[0].st_size
+
+
+def test_bad_images_are_named_again_where_features_are_kept_already(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = colored(tmp_path / "set", {"a": 6})
+    (root / "a" / "003.png").write_bytes(b"nothing")
+    extract(means(), ClassFolders(root), CROP, workers=0)
+    assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
+    ANNOUNCED.clear()  # as another command
+    extract(means(), ClassFolders(root), CROP, workers=0)
+    assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
+
+
+def test_features_that_are_not_finite_are_refused() -> None:
+    subject = small(7)
+    with torch.no_grad():
+        next(subject.encoder.parameters()).fill_(float("inf"))
+    with pytest.raises(ValueError, match=f"{subject.name} contain NaN or infinity"):
+        extract(subject, scenes(6), CROP, workers=0)

@@ -1,0 +1,219 @@
+"""Real runs in real processes: stopped, killed, gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mixview.cli import main
+from mixview.evaluate.detection.protocol import Detection
+from mixview.evaluate.results import Result, average
+from mixview.experiments import command, results
+from mixview.experiments import run as processes
+from mixview.experiments import spec as grid
+from mixview.experiments.cost import Estimate
+from mixview.experiments.runner import Runner, StudyError
+from mixview.runs.run_directory import RunDirectory
+from tests.experiments.trials import invented, trial
+from tests.train.running import wait_for
+
+
+def write(path: Path, text: dict[str, object]) -> str:
+    path.write_text(yaml.safe_dump(text))
+    return str(path)
+
+
+def test_a_study_is_killed_goes_on_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watch = {"estimate": False, "tensorboard": False, "eval_every": 20, "images": 40, "checkpoint_every": 4}
+    grids = [{"objectives": ["SIM"]}, {"methods": [""], "objectives": ["random"]}]
+    text = trial(settings={"epochs": 60, "monitor": watch}, grids=grids, seeds=[0])
+    study = write(tmp_path / "long.yaml", text)
+    out, runs = tmp_path / "out", tmp_path / "runs"
+    arguments = ["study", study, "--out", str(out), "--runs", str(runs)]
+    go_on = partial(command.run, study, out=out, runs=runs)
+    main([*arguments, "--dry-run"])
+    assert "2 runs, 0 done" in capsys.readouterr().out
+    assert not out.exists()
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mixview.cli", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    run = grid.read(study).runs[0]
+    folder = runs / "long" / run.name
+    wait_for(lambda: any((folder / "checkpoints").glob("*.pt")), seconds=240, what="the first checkpoint")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    owner = int((folder / ".lock").read_text().split()[1])
+    wait_for(lambda: not alive(owner), what="the end of the run")
+    before = RunDirectory.open(folder).status
+    assert before["step"] < 240
+    assert results.find(run, out) is None
+
+    go_on(max_time="0")
+    assert "not complete yet: the same command resumes" in capsys.readouterr().out
+    go_on(cores=2)
+    assert "complete; wrote" in capsys.readouterr().out
+    records = [json.loads(line) for line in (out / "long" / "results.jsonl").read_text().splitlines()]
+    (result,) = [record for record in records if record["objective"] == "SIM"]
+    assert (result["steps"], result["images_seen"], result["passes"]) == (240, 240 * 16, [1, 1])
+    assert result["cpu_seconds"] > before["cpu_seconds"]
+    assert [step for step, _ in result["curve"]] == [80, 160, 240]
+    assert "effective_rank" in result["collapse_metrics"]
+    assert 0 <= result["metrics"]["k-NN"] <= 100
+    assert result["settings"]["mixing.alpha"] == 1.0
+    assert result["images"]["count"] == 64
+    assert result["versions"]["torch"]
+    assert [path.name for path in (runs / "long").iterdir()] == [".lock"]  # what is large is gone
+
+    go_on()
+    assert "2 runs, 2 done" in capsys.readouterr().err
+    command.show(out)
+    assert "| MoCo v2 · SIM | 1 | 240 | 1.00 |" in capsys.readouterr().out
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_cell_that_fails_is_named(tmp_path: Path) -> None:
+    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [0]}])
+    fails = (sys.executable, "-c", "import sys; sys.exit('ValueError: too small')")
+    with pytest.raises(StudyError, match=r"1 runs of bad failed, scenes-random-s0-.*: ValueError: too small"):
+        Runner(grid.expand("bad", text), tmp_path / "out", tmp_path / "runs", command=fails).run()
+
+
+def random_run(seed: int = 0, **columns: object) -> grid.Run:
+    text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [seed]}], evaluate=columns)
+    (run,) = grid.expand("evaluated", text).runs
+    return run
+
+
+def test_a_figure_that_there_is_not(tmp_path: Path) -> None:
+    run = random_run(found={"protocol": "knn", "metric": "top-7"})
+    with pytest.raises(ValueError, match="found: knn has no metric 'top-7': it has top-1"):
+        processes.evaluate(run, tmp_path)
+
+
+def test_every_column_is_measured_as_it_says(tmp_path: Path) -> None:
+    knn = {"protocol": "knn", "metric": "top-1", "k": 5}
+    run = random_run(plain=knn, large=knn | {"size": 32}, again=knn)
+    result = processes.evaluate(run, tmp_path)
+    assert [words.rpartition("crop of ")[2][:2] for words in result.descriptions.values()] == ["16", "32", "16"]
+    assert result.evaluated["large"]["size"] == 32
+    assert result.evaluated["plain"]["temperature"] == 0.07
+    assert results.match_one(run, {"evaluated": [result]}) is not None
+
+
+def test_a_protocol_of_trials_is_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Detection, "run", detect)
+    run = random_run(3, AP50={"protocol": "detection", "recipe": "small-c4", "trials": 2, "metric": "AP50"})
+    result = processes.evaluate(run, tmp_path)
+    assert result.metrics == {"AP50": 15.0}
+    assert result.descriptions == {"AP50": "AP50; random small-c4 3. On scenes."}
+
+
+def test_columns_that_ask_otherwise_do_not_meet_in_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Detection, "run", detect)
+    once = {"protocol": "detection", "recipe": "small-c4", "trials": 1, "metric": "AP50"}
+    result = processes.evaluate(random_run(once=once, again=once, twice=once | {"trials": 2}), tmp_path)
+    assert result.metrics == {"once": 10.0, "again": 10.0, "twice": 15.0}
+    begun, resumed = zip(*(path.read_text().split() for path in sorted(tmp_path.rglob("trials"))), strict=True)
+    assert sorted(begun) == ["1", "2"]
+    assert sorted(resumed) == ["False", "True"]  # what was asked again went on with what was there
+
+
+def detect(self: Detection) -> Result:
+    """Stands in for a detector that is trained."""
+    assert self.data_options == {"count": 64, "size": 16}
+    out = Path(str(self.out))
+    out.mkdir(parents=True, exist_ok=self.resume)
+    (out / "trials").write_text(f"{self.trials} {self.resume}")
+    return average(
+        [
+            Result(
+                protocol="detection",
+                metrics={"AP50": 10.0 * number},
+                description=f"{self.encoder} {self.recipe} {self.seed}.",
+                encoder="",
+                data="scenes",
+            )
+            for number in range(1, self.trials + 1)
+        ]
+    )
+
+
+def test_a_cell_travels_between_processes_as_json() -> None:
+    for run in grid.expand("trial", trial()).runs:
+        assert processes.from_json(processes.to_json(run)) == run
+
+
+def test_a_run_that_was_begun_under_other_defaults_is_not_judged(tmp_path: Path) -> None:
+    text = trial(settings={"epochs": 1}, grids=[{"objectives": ["SIM"]}], seeds=[0])
+    (run,) = grid.expand("trial", text).runs
+    folder = tmp_path / "run"
+    assert processes.pretrain(run, folder)
+    began = RunDirectory.open(folder).config
+    stamp = (folder / "encoder.safetensors").stat().st_mtime_ns
+    assert processes.pretrain(run, folder)
+    assert (folder / "encoder.safetensors").stat().st_mtime_ns == stamp  # done is done
+    assert processes.has_settings_of(run, began)
+    assert not processes.has_settings_of(run, began | {"mixing": began["mixing"] | {"alpha": 0.5}})
+    assert not processes.has_settings_of(run, began | {"optimizer": began["optimizer"] | {"clip": 0.5}})
+    (folder / "config.yaml").write_text(yaml.safe_dump(began | {"zero_init": True}))
+    assert processes.pretrain(run, folder)  # as if the default of zero_init had been another: trained anew
+    assert RunDirectory.open(folder).config["zero_init"] is None
+
+
+def test_a_cell_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
+    nobody = subprocess.Popen([sys.executable, "-c", ""])
+    nobody.wait()
+    description = tmp_path / "run.json"
+    text = trial(settings={"epochs": 10_000}, grids=[{"objectives": ["SIM"]}], seeds=[0])
+    description.write_text(processes.to_json(grid.expand("trial", text).runs[0]))
+    command_line = [
+        sys.executable,
+        "-m",
+        "mixview.experiments.run",
+        *map(str, (description, tmp_path / "run", tmp_path / "out")),
+    ]
+    ended = subprocess.run(command_line, env=os.environ | {processes.PARENT: str(nobody.pid)}, timeout=120)
+    assert ended.returncode == 1
+
+
+def test_what_another_study_has_run_meanwhile_is_not_run_again(tmp_path: Path) -> None:
+    study = grid.expand("trial", trial(grids=[{"methods": [""], "objectives": ["random"]}]))
+    first, second = study.runs
+    fails = (sys.executable, "-c", "import sys; sys.exit('it was run again')")
+    runner = Runner(study, tmp_path / "out", tmp_path / "runs", command=fails)
+    for run in (first, second):
+        results.append(invented(run, 30.0), results.path_of("trial", tmp_path / "out"))
+    runner.run_all([first, second], Estimate(study.runs, {}))
+    assert not runner.failed
+
+
+LOCK = "import fcntl, sys; f = open(sys.argv[1], 'ab'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+
+
+def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
+    (tmp_path / "trial").mkdir()
+    holder = [sys.executable, "-c", LOCK, str(tmp_path / "trial" / ".lock")]
+    with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(StudyError, match="another process runs this study"):
+            Runner(grid.expand("trial", trial()), tmp_path / "out", tmp_path).run()
+        study = write(tmp_path / "trial.yaml", trial())
+        with pytest.raises(StudyError, match="another process runs this study"):
+            command.run(study, out=tmp_path, runs=tmp_path / "elsewhere")
+        assert not (tmp_path / "trial" / command.TEXT).exists()
+        other.communicate(b"\n")
