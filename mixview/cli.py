@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from mixview import __version__
-from mixview.extensions import PROTOCOLS, search_here
+from mixview.extensions import PROTOCOLS, Registry, is_import_path
 from mixview.io.terminal import print_warnings_plainly, printable, say
 from mixview.options import did_you_mean
 
@@ -35,7 +35,9 @@ class Group(NamedTuple):
     summary: str
     commands: Mapping[str, Command]
     otherwise: str | None = None
-    """The command that is meant by a word that is none of them: `mixview study paper-small` runs a study."""
+    """The command that is meant by a name that is none of them: `mixview study paper-small` runs a study."""
+    registry: Registry | None = None
+    """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
 
 
 EVALUATE = {
@@ -50,7 +52,7 @@ COMMANDS: dict[str, Command | Group] = {
         parse="mixview.commands.pretrain:parse",
     ),
     "recipes": Command("List the recipes, or show one.", "mixview.commands.recipes:recipes"),
-    "evaluate": Group("Evaluate an encoder, mixview's or anybody's, on labeled images.", EVALUATE),
+    "evaluate": Group("Evaluate an encoder, mixview's or anybody's, on labeled images.", EVALUATE, registry=PROTOCOLS),
     "report": Command("Compare runs on one HTML page.", "mixview.report.page:report"),
     "figure": Group(
         "Draw the figures of the paper from your own images and runs.",
@@ -92,10 +94,10 @@ COMMANDS: dict[str, Command | Group] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The program `mixview`."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         print_warnings_plainly()
-        run(words)
+        run(arguments)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
@@ -118,9 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-def run(words: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     """Find the command, parse its options, call it."""
-    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help"):
         say(overview("mixview COMMAND", ABOUT, COMMANDS) + GLOBAL_OPTIONS)
         return
@@ -145,13 +147,10 @@ def run(words: list[str]) -> None:
         elif command.otherwise is not None:
             prog = f"{prog} {command.otherwise}"
             command = command.commands[command.otherwise]
-        elif name == "evaluate" and "." in word:
-            search_here()  # typed, and so consented to
-            prog, rest, command = (
-                f"{prog} {word}",
-                rest[1:],
-                Command("", ":".join(word.replace(":", ".").rsplit(".", 1))),
-            )
+        elif command.registry is not None and is_import_path(word):  # typed, and so consented to
+            prog, rest = f"{prog} {word}", rest[1:]
+            own = command.registry.load(word)
+            command = Command("", f"{own.__module__}:{own.__qualname__}")
         else:
             command = find(word, command.commands, prog)
     assert isinstance(command, Command)

@@ -17,9 +17,9 @@ from mixview.io.terminal import say
 SHELLS = ("bash", "zsh", "tcsh")
 
 
-def print_completion(words: list[str], commands: Mapping[str, Any]) -> None:
-    """Print the script for the shell that the words name."""
-    if len(words) != 1 or words[0] not in SHELLS:
+def print_completion(arguments: list[str], commands: Mapping[str, Any]) -> None:
+    """Print the script for the shell that the arguments name."""
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
         say(f"mixview: --print_completion needs a shell: {', '.join(SHELLS)}", file=sys.stderr)
         sys.exit(2)
     import shtab
@@ -27,7 +27,7 @@ def print_completion(words: list[str], commands: Mapping[str, Any]) -> None:
     parser = argparse.ArgumentParser(prog="mixview")
     parser.add_argument("--version", action="store_true")
     add_commands(parser, commands)
-    say(shtab.complete(parser, words[0]))
+    say(shtab.complete(parser, arguments[0]))
 
 
 def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Any]) -> None:

@@ -43,12 +43,14 @@ class Registry:
     Args:
         kind: what one of them is called.
         where: the module or package that holds the built-in ones, as a path below mixview.
+        base: the class that each is a subclass of, as module:name.
         example: an import path of somebody's own, for error messages.
     """
 
-    def __init__(self, kind: str, where: str, example: str) -> None:
+    def __init__(self, kind: str, where: str, base: str, example: str) -> None:
         self.kind = kind
         self.where = where
+        self.base = base
         self.example = example
 
     @cached_property
@@ -77,7 +79,11 @@ class Registry:
         if name in self.builtins:
             builtin = self.builtins[name]
             return getattr(importlib.import_module(builtin.module), builtin.attribute)
-        return import_object(name, self.kind)
+        target = import_object(name, self.kind)
+        module, _, base = self.base.partition(":")
+        if not (isinstance(target, type) and issubclass(target, getattr(importlib.import_module(module), base))):
+            raise ValueError(f"{name} is not a {self.kind}: it must be a subclass of {module}.{base}")
+        return target
 
 
 def read_builtins(file: Path) -> list[Builtin]:
@@ -86,7 +92,7 @@ def read_builtins(file: Path) -> list[Builtin]:
     if "name: ClassVar[str] =" not in source:
         return []
     module = ".".join(("mixview", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-    found = []
+    builtins = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef):
             for line in node.body:
@@ -97,8 +103,8 @@ def read_builtins(file: Path) -> list[Builtin]:
                     and isinstance(line.value, ast.Constant)
                 ):
                     summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                    found.append(Builtin(str(line.value.value), module, node.name, summary))
-    return found
+                    builtins.append(Builtin(str(line.value.value), module, node.name, summary))
+    return builtins
 
 
 def is_import_path(name: str) -> bool:
@@ -111,7 +117,7 @@ def import_object(path: str, kind: str) -> Any:
     search_here()
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     try:
-        found: Any = importlib.import_module(module_name)
+        target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
@@ -119,11 +125,11 @@ def import_object(path: str, kind: str) -> Any:
             f"no module {module_name!r} for the {kind} {path!r}: run from the folder that holds it, or install it"
         ) from None
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            hint = did_you_mean(part, dir(found)) or f": give its import path, such as {module_name}.Name"
+        if not hasattr(target, part):
+            hint = did_you_mean(part, dir(target)) or f": give its import path, such as {module_name}.Name"
             raise ValueError(f"{module_name} has no {attribute!r} for the {kind} {path!r}{hint}")
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def search_here() -> None:
@@ -133,9 +139,9 @@ def search_here() -> None:
         sys.path.append(here)
 
 
-METHODS = Registry("method", "methods", "mine.BarlowTwins")
-MIXERS = Registry("mixer", "mixing", "mine.FMix")
-PROTOCOLS = Registry("evaluation protocol", "evaluate", "mine.NearestMean")
+METHODS = Registry("method", "methods", "mixview.methods:MethodConfig", "mine.BarlowTwins")
+MIXERS = Registry("mixer", "mixing", "mixview.mixing:Mixer", "mine.FMix")
+PROTOCOLS = Registry("protocol", "evaluate", "mixview.evaluate:Protocol", "mine.NearestMean")
 
 
 def names_code(key: str, value: str) -> bool:

@@ -112,23 +112,23 @@ def load_value(text: str) -> Any:
     return content
 
 
-def parse(prog: str, target: Callable[..., Any], words: list[str]) -> None:
+def parse(prog: str, target: Callable[..., Any], arguments: list[str]) -> None:
     """Parse the options of a function, or of a dataclass with a `run` method, and call it."""
     parser = make_parser(prog, target)
     finish(parser)
-    given = peek(words, "config", "recipe", "trust_remote_code")
+    given = peek(arguments, "config", "recipe", "trust_remote_code")
     read_recipe = getattr(target, "read_recipe", None)
     if read_recipe is not None and given["recipe"] is not None:
         set_defaults(parser, read_recipe(given["recipe"]), f"the recipe {given['recipe']}")
     if given["config"] is not None:
-        settings = read_settings(given["config"], words, bool(given["trust_remote_code"]))
+        settings = read_settings(given["config"], arguments, bool(given["trust_remote_code"]))
         set_defaults(parser, settings, given["config"])
-    call(target, parser, words)
+    call(target, parser, arguments)
 
 
-def call(target: Callable[..., Any], parser: Parser, words: list[str]) -> None:
+def call(target: Callable[..., Any], parser: Parser, arguments: list[str]) -> None:
     """Call a function or run a dataclass with the options on the command line."""
-    values = parser.instantiate(parser.parse_args(words)).as_dict()
+    values = parser.instantiate(parser.parse_args(arguments)).as_dict()
     values.pop("config", None)
     parameters = inspect.signature(target).parameters
     for name, each in parameters.items():
@@ -140,24 +140,28 @@ def call(target: Callable[..., Any], parser: Parser, words: list[str]) -> None:
         built.run()
 
 
-def read_settings(file: str, words: list[str], trust_remote_code: bool) -> dict[str, Any]:
+def read_settings(file: str, arguments: list[str], trust_remote_code: bool) -> dict[str, Any]:
     """Settings from a YAML file, which name no code unless that is consented to."""
     settings = read_yaml(Path(file))
     if not isinstance(settings, dict):
         raise ValueError(f"{file} holds no settings: it should be lines such as `method: mocov2`")
-    require_consent(settings, file, trust_remote_code, words)
+    require_consent(settings, file, trust_remote_code, arguments)
     return settings
 
 
-def peek(words: list[str], *names: str) -> dict[str, Any]:
+SWITCHES = ("trust_remote_code", "resume")
+"""Switches among the options that are read first."""
+
+
+def peek(arguments: list[str], *names: str) -> dict[str, Any]:
     """The values of a few options, before it is known which others there are: they decide that."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         flags = {f"--{name}", f"--{name.replace('_', '-')}"}
-        switch: Any = {"action": "store_true"} if name in ("trust_remote_code", "resume") else {}
+        switch: Any = {"action": "store_true"} if name in SWITCHES else {}
         parser.add_argument(*sorted(flags), dest=name, **switch)
     try:
-        return vars(parser.parse_known_args(words)[0])
+        return vars(parser.parse_known_args(arguments)[0])
     except argparse.ArgumentError:  # which the parser of all options explains better
         return dict.fromkeys(names)
 

@@ -17,7 +17,7 @@ from tests.train.running import tiny
     [
         (MixingConfig, {"mixer": "cut-mix"}, "there is no mixer 'cut-mix': did you mean cutmix?"),
         (MixingConfig, {"alpha": 0}, "--mixing.alpha must be a number, more than 0, got 0"),
-        (MixingConfig, {"prob": 1.5}, "--mixing.prob must be a number, at least 0 and at most 1, got 1.5"),
+        (MixingConfig, {"prob": 1.5}, "--mixing.prob must be a number, more than 0 and at most 1, got 1.5"),
         (MixingConfig, {"warmup": (0.1,)}, "--mixing.warmup must be a list of 2, each a number"),
         (MoCoV2Config, {"temperature": 0}, "--method.temperature must be a number, more than 0, got 0"),
         (MoCoV2Config, {"dim": 2.5}, "--method.dim must be a whole number, at least 1 and at most 1048576, got 2.5"),

@@ -14,10 +14,10 @@ TRUST = """Import a backbone, method, mixer or augmentation of your own that a f
 resumed. That runs its code; what you name on the command line needs no such consent."""
 
 
-def parse(prog: str, target: type[PretrainConfig], words: list[str]) -> None:
+def parse(prog: str, target: type[PretrainConfig], arguments: list[str]) -> None:
     """Parse the options, and train."""
-    parser = build_parser(prog, words)
-    values = parser.parse_args(words).as_dict()
+    parser = build_parser(prog, arguments)
+    values = parser.parse_args(arguments).as_dict()
     config = from_plain(
         {name: value for name, value in values.items() if name not in ("recipe", "config", "trust_remote_code")}
     )
@@ -26,10 +26,10 @@ def parse(prog: str, target: type[PretrainConfig], words: list[str]) -> None:
     pretrain(config)
 
 
-def build_parser(prog: str, words: list[str]) -> Parser:
-    """The parser of these words: the method decides which options there are, recipe and stored run their defaults."""
-    given = peek(words, "recipe", "config", "resume", "out", "method", "trust_remote_code")
-    settings, where = starting_settings(given, words)
+def build_parser(prog: str, arguments: list[str]) -> Parser:
+    """The parser for these arguments: the method decides the options, a recipe or stored run the defaults."""
+    given = peek(arguments, "recipe", "config", "resume", "out", "method", "trust_remote_code")
+    settings, where = starting_settings(given, arguments)
     if given["method"]:
         merge(settings, {"method": given["method"]})
     method = method_group(settings.pop("method", DEFAULT_METHOD))
@@ -43,7 +43,7 @@ def build_parser(prog: str, words: list[str]) -> Parser:
     return parser
 
 
-def starting_settings(given: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], str]:
+def starting_settings(given: dict[str, Any], arguments: list[str]) -> tuple[dict[str, Any], str]:
     """The settings of the run that is resumed, of a recipe, or of a file; and where they are from."""
     settings: dict[str, Any] = {}
     trust, where = bool(given["trust_remote_code"]), "the command line"
@@ -57,9 +57,9 @@ def starting_settings(given: dict[str, Any], words: list[str]) -> tuple[dict[str
     elif given["recipe"] is not None:
         where = f"the recipe {given['recipe']}"
         settings = read(given["recipe"]).settings
-    require_consent(settings, where, trust, words)
+    require_consent(settings, where, trust, arguments)
     if given["config"] is not None:
-        merge(settings, read_settings(given["config"], words, trust))
+        merge(settings, read_settings(given["config"], arguments, trust))
         where = given["config"]
     return settings, where
 
