@@ -82,7 +82,7 @@ class Registry:
         target = import_object(name, self.kind)
         module, _, base = self.base.partition(":")
         if not (isinstance(target, type) and issubclass(target, getattr(importlib.import_module(module), base))):
-            raise ValueError(f"{name} is not a {self.kind}: it must be a subclass of {module}.{base}")
+            raise ValueError(f"{name} is not a valid {self.kind}: it must be a subclass of {module}.{base}")
         return target
 
 
@@ -141,7 +141,7 @@ def search_here() -> None:
 
 METHODS = Registry("method", "methods", "mixview.methods:MethodConfig", "mine.BarlowTwins")
 MIXERS = Registry("mixer", "mixing", "mixview.mixing:Mixer", "mine.FMix")
-PROTOCOLS = Registry("protocol", "evaluate", "mixview.evaluate:Protocol", "mine.NearestMean")
+PROTOCOLS = Registry("evaluation protocol", "evaluate", "mixview.evaluate:Protocol", "mine.NearestMean")
 
 
 def names_code(key: str, value: str) -> bool:

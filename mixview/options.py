@@ -184,3 +184,8 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
     """ ": did you mean x?" for the choice that is most like a value, or nothing if none is."""
     close = difflib.get_close_matches(value[:MAX_SHOWN], choices, n=1, cutoff=cutoff)
     return f": did you mean {close[0]}?" if close else ""
+
+
+def negated(option: str) -> str:
+    """`--no_sync_bn` for `--sync_bn`."""
+    return f"--no_{option.removeprefix('--')}"

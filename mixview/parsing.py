@@ -22,7 +22,7 @@ from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter, get_
 from mixview.extensions import require_consent
 from mixview.io.terminal import printable, say
 from mixview.io.yaml_files import SettingsError, check, read_yaml
-from mixview.options import describe, did_you_mean, suggest
+from mixview.options import describe, did_you_mean, negated, suggest
 
 MAX_MESSAGE = 1000
 """Maximum length of an error message, which may repeat what it was given."""
@@ -249,11 +249,6 @@ def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: s
     for each in parser._action_groups:
         each._group_actions[:] = [action for action in each._group_actions if action not in added]
     group._group_actions.extend(added)
-
-
-def negated(option: str) -> str:
-    """`--no_sync_bn` for `--sync_bn`."""
-    return f"--no_{option.removeprefix('--')}"
 
 
 def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> None:

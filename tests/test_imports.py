@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"data", "distributed", "encoders", "evaluate", "extensions", "io", "methods", "mixing", "nn"}
     | {"objective", "optim", "options", "recipes", "rng", "runs"},
     "report": {"data", "encoders", "evaluate", "extensions", "io", "losses", "methods", "mixing", "objective"}
-    | {"rng", "runs", "train"},
+    | {"options", "rng", "runs", "train"},
     # A study ends in a page of the report's.
     "experiments": {"data", "encoders", "evaluate", "extensions", "io", "methods", "mixing", "nn", "options"}
     | {"recipes", "report", "runs", "train"},

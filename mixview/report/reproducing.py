@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from mixview.io.records import flatten
-from mixview.parsing import negated
+from mixview.options import negated
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, to_plain
 

@@ -106,7 +106,7 @@ def test_there_is_one_list_and_it_is_in_the_order_of_cost() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ValueError, match="there is no evaluation protocol 'lowshot': did you mean low-shot"):
         build("lowshot", {"encoder": "random"})
-    with pytest.raises(ValueError, match=r"pathlib.Path is not an evaluation protocol: it must be a subclass of"):
+    with pytest.raises(ValueError, match=r"pathlib.Path is not a valid evaluation protocol: it must be a subclass of"):
         build("pathlib.Path", {"encoder": "random"})
     with pytest.raises(ValueError, match="name is made of letters, digits"):
         type("Outside", (Protocol,), {"name": "../outside"})

@@ -125,7 +125,7 @@ def test_a_method_is_given_by_name_as_a_group_or_as_itself() -> None:
     with pytest.raises(ValueError, match=r"--method must be a name, or a group of settings"):
         PretrainConfig(method=3)
     with pytest.raises(
-        ValueError, match=r"pathlib.Path is not a method: it must be a subclass of mixview.methods.MethodConfig"
+        ValueError, match=r"pathlib.Path is not a valid method: it must be a subclass of mixview.methods.MethodConfig"
     ):
         PretrainConfig(method="pathlib.Path")
 
@@ -176,7 +176,9 @@ def test_mixers_by_name_or_import_path() -> None:
     own = build_mixer(MixingConfig(mixer="tests.test_mixing.Squares", **options))
     assert (own.alpha, own.prob) == (0.5, 0.5)  # type: ignore[attr-defined]
     assert repr(build_mixer(MixingConfig(mixer="mixview.mixing:Identity"))) == "Identity()"
-    with pytest.raises(ValueError, match=r"pathlib.Path is not a mixer: it must be a subclass of mixview.mixing.Mixer"):
+    with pytest.raises(
+        ValueError, match=r"pathlib.Path is not a valid mixer: it must be a subclass of mixview.mixing.Mixer"
+    ):
         build_mixer(MixingConfig(mixer="pathlib.Path"))
     hints = get_type_hints(MixingConfig)
     assert (hints["lam_per"], hints["partner"]) == (mixing.LamPer, mixing.Partner)
