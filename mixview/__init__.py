@@ -12,12 +12,15 @@ from mixview.lazy import attach
 if TYPE_CHECKING:
     from mixview.encoders.inference import load as load
     from mixview.mixing import CutMix as CutMix
+    from mixview.mixing import FMix as FMix
     from mixview.mixing import Identity as Identity
     from mixview.mixing import MixAug as MixAug
     from mixview.mixing import Mixer as Mixer
     from mixview.mixing import Mixture as Mixture
     from mixview.mixing import Mixup as Mixup
+    from mixview.mixing import PatchMix as PatchMix
     from mixview.mixing import RandomChoice as RandomChoice
+    from mixview.mixing import ResizeMix as ResizeMix
     from mixview.mixing import mixture_generators as mixture_generators
     from mixview.objective import Objective as Objective
     from mixview.objective import Term as Term
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+MIXING = ("CutMix", "FMix", "Identity", "MixAug", "Mixer", "Mixture", "Mixup", "PatchMix", "RandomChoice", "ResizeMix")
 PUBLIC = {
-    **dict.fromkeys(("CutMix", "Identity", "MixAug", "Mixer", "Mixture", "Mixup", "RandomChoice"), "mixview.mixing"),
+    **dict.fromkeys(MIXING, "mixview.mixing"),
     "mixture_generators": "mixview.mixing",
     **dict.fromkeys(("Objective", "Term", "bsim", "mixaug", "sim", "unmix", "wbsim"), "mixview.objective"),
     **dict.fromkeys(("pretrain", "resume"), "mixview.train.pretraining"),

@@ -70,9 +70,19 @@ def gather_mixture(mixture: Mixture) -> Mixture:
     """The mixture of the joined batch, for the losses (it mixes no pixels: each process mixed its own)."""
     if world_size() == 1:
         return mixture
-    offset = rank() * len(mixture)
-    both = gather(torch.stack([(mixture.partner + offset).double(), mixture.lam.double()], dim=1))
-    return Mixture(both[:, 0].long(), both[:, 1].to(mixture.lam.dtype))
+    offset = rank() * mixture.images
+    (own, lam), (partner, _), *further = mixture.parts()
+    columns = [own + offset, partner + offset, lam]
+    for index, share in further:
+        columns += [index + offset, share]
+    own, partner, lam, *rest = gather(torch.stack([each.double() for each in columns], dim=1)).unbind(1)
+    return Mixture(
+        partner.long(),
+        lam.to(mixture.lam.dtype),
+        own=own.long(),
+        images=mixture.images * world_size(),
+        further=[(index.long(), share.to(lam.dtype)) for index, share in zip(rest[::2], rest[1::2], strict=True)],
+    )
 
 
 @torch.no_grad()

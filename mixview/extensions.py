@@ -140,7 +140,7 @@ def search_here() -> None:
 
 
 METHODS = Registry("method", "methods", "mixview.methods:MethodConfig", "mine.BarlowTwins")
-MIXERS = Registry("mixer", "mixing", "mixview.mixing:Mixer", "mine.FMix")
+MIXERS = Registry("mixer", "mixing", "mixview.mixing:Mixer", "mine.Checkerboard")
 PROTOCOLS = Registry("evaluation protocol", "evaluate", "mixview.evaluate:Protocol", "mine.NearestMean")
 
 

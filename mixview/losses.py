@@ -24,9 +24,9 @@ def nt_xent(
     anchor. At lam in {0, 1} those are the 2N - 1 terms of SimCLR.
 
     Args:
-        mixed_z: [N, D] projections of the mixtures, the anchors.
+        mixed_z: [A, D] projections of the mixtures, the anchors.
         plain_z: [N, D] projections of the unmixed other view, the targets.
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
         temperature: tau.
         rows: the anchors to average over, all by default; with features gathered from many processes, one's own.
     """
@@ -36,16 +36,14 @@ def nt_xent(
         mixed, plain = l2_normalize(mixed_z), l2_normalize(plain_z)
         plain = plain.to(mixed.dtype)  # should one be float64
         rows = slice(None) if rows is None else rows
-        own = torch.arange(len(mixed), device=mixed.device)[rows]
-        partner, lam = mixture.partner[rows], mixture.lam[rows].to(mixed.dtype)
-
         to_targets = mixed[rows] @ plain.T / temperature  # [n, N]
         to_mixtures = mixed[rows] @ mixed.T / temperature
         to_mixtures = to_mixtures.masked_fill(share_a_parent(mixture, rows), -math.inf)
         denominator = torch.logsumexp(torch.cat([to_targets, to_mixtures], dim=1), dim=1)
-        first = to_targets.gather(1, own.unsqueeze(1)).squeeze(1)
-        second = to_targets.gather(1, partner.unsqueeze(1)).squeeze(1)
-        return (denominator - lam * first - (1 - lam) * second).mean()
+        loss = denominator
+        for parent, share in mixture.parts(mixed.dtype, rows):
+            loss = loss - share * to_targets.gather(1, parent.unsqueeze(1)).squeeze(1)
+        return loss.mean()
 
 
 def info_nce(
@@ -61,13 +59,13 @@ def info_nce(
     """InfoNCE against a queue, Eq. 3: each parent's key in turn is the positive, the queue the negatives. Batch mean.
 
     Args:
-        query: [N, D] queries of the mixtures.
+        query: [A, D] queries of the mixtures.
         keys: [N, D] keys of the unmixed views.
         queue: [K, D] keys of earlier batches.
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
         temperature: tau.
         other_parent: count the other parent's key, too, among the negatives of each term.
-        extra: [N, S] cosines of each query with negatives of its own, beside the queue.
+        extra: [A, S] cosines of each query with negatives of its own, beside the queue.
     """
     check_temperature(temperature)
     check_pair(query, keys, mixture, "query", "keys")
@@ -75,48 +73,49 @@ def info_nce(
         raise ValueError(f"queue must be [K, {query.shape[1]}] like the queries, got {list(queue.shape)}")
     with torch.autocast(query.device.type, enabled=False):
         q, k, negatives = l2_normalize(query), l2_normalize(keys), l2_normalize(queue)
-        lam, partner = mixture.lam.to(q.dtype), mixture.partner
-        first = (q * k).sum(1) / temperature
-        second = (q * k[partner]).sum(1) / temperature
-        # Both terms share the queue's part of the denominator: one product with the queue, not two.
+        parts = mixture.parts(q.dtype)
+        positives = [(q * k[parent]).sum(1) / temperature for parent, _ in parts]
+        # The terms share the queue's part of the denominator: one product with the queue, not one per parent.
         cosines = q @ negatives.T.to(q.dtype)
         if extra is not None:
             cosines = torch.cat([cosines, extra.to(q.dtype)], dim=1)
         rest = torch.logsumexp(cosines / temperature, dim=1)
-        both = torch.logaddexp(torch.logaddexp(first, second), rest)
-        own = torch.arange(len(q), device=q.device)
-        competes = (lam > 0) & (lam < 1) & (partner != own) & other_parent  # a parent of no weight is no negative
-        first_loss = torch.where(competes, both, torch.logaddexp(first, rest)) - first
-        second_loss = torch.where(competes, both, torch.logaddexp(second, rest)) - second
-        return (lam * first_loss + (1 - lam) * second_loss).mean()
+        loss = torch.zeros_like(rest)
+        for number, (parent, share) in enumerate(parts):
+            denominator = torch.logaddexp(positives[number], rest)
+            if other_parent:
+                for other, (other_index, other_share) in enumerate(parts):
+                    if other != number:  # a parent of no weight is no negative, nor is the same image
+                        competes = (share > 0) & (other_share > 0) & (other_index != parent)
+                        denominator = torch.where(competes, torch.logaddexp(denominator, positives[other]), denominator)
+            loss = loss + share * (denominator - positives[number])
+        return loss.mean()
 
 
 def byol_loss(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpolated: bool = False) -> Tensor:
     """BYOL's regression loss, one direction of Eq. 4: `2 - 2 [lam cos(q, z_i) + (1 - lam) cos(q, z_j)]`. Batch mean.
 
     Args:
-        prediction: [N, D] predictions from the mixtures.
+        prediction: [A, D] predictions from the mixtures.
         target: [N, D] projections of the unmixed other view (detached, in BYOL and SimSiam).
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
         interpolated: compare with one target instead, the unit vector along `lam z_i + (1 - lam) z_j` (z normalized).
     """
     check_pair(prediction, target, mixture, "prediction", "target")
     with torch.autocast(prediction.device.type, enabled=False):
         q, z = l2_normalize(prediction), l2_normalize(target)
-        lam = mixture.lam.to(q.dtype).unsqueeze(1)
-        parents = lam * z + (1 - lam) * z[mixture.partner]
+        parents = mixture.interpolate(z.to(q.dtype))
         if interpolated:
             parents = l2_normalize(parents)
         return 2 - 2 * (q * parents).sum(1).mean()
 
 
 def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
-    """Whether mixtures i (of `rows`) and k have a parent of non-zero weight in common; i itself included. [n, N]"""
-    own = torch.arange(len(mixture.partner), device=mixture.partner.device)
-    # Where one parent has no weight, the other stands in both places.
-    first = torch.where(mixture.lam > 0, own, mixture.partner)
-    second = torch.where(mixture.lam < 1, mixture.partner, own)
-    parents = torch.stack([first, second], dim=1)
+    """Whether mixtures a (of `rows`) and b have a parent of non-zero weight in common; a itself included. [n, A]"""
+    parts = mixture.parts()
+    parents, shares = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
+    largest = parents.gather(1, shares.argmax(1, keepdim=True))
+    parents = torch.where(shares > 0, parents, largest)  # a parent of no weight gives its place to one that has some
     return (parents[rows, None, :, None] == parents[None, :, None, :]).flatten(2).any(2)
 
 
@@ -126,20 +125,22 @@ def l2_normalize(features: Tensor) -> Tensor:
 
 
 def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that is not a positive number."""
+    """Raise if a temperature is not a positive number."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be a positive number, got {temperature}: usual values are 0.07 to 0.5")
 
 
 def check_pair(anchor: Tensor, target: Tensor, mixture: Mixture, anchor_name: str, target_name: str) -> None:
-    """Refuse anchors and targets that do not fit each other or the mixture."""
-    if anchor.ndim != 2 or anchor.shape != target.shape or len(anchor) == 0:
+    """Raise if anchors and targets do not fit each other or the mixture."""
+    if anchor.ndim != 2 or target.ndim != 2 or anchor.shape[1:] != target.shape[1:] or len(anchor) == 0:
         raise ValueError(
             f"{anchor_name} and {target_name} must both be [N, D], got {list(anchor.shape)} and {list(target.shape)}"
         )
+    if len(target) != mixture.images:
+        raise ValueError(f"{target_name} has {len(target)} rows, and the mixture is of {mixture.images} images")
     if not (anchor.device == target.device == mixture.lam.device):
         raise ValueError(
             f"{anchor_name} is on {anchor.device}, {target_name} on {target.device} and the mixture on "
             f"{mixture.lam.device}: draw the mixture from images on the features' device"
         )
-    check_mixture(mixture.partner, mixture.lam, len(anchor))
+    check_mixture(mixture.partner, mixture.lam, len(anchor), mixture.images)

@@ -1,8 +1,8 @@
 """Mixtures of images: who is mixed with whom, how much of each is kept, and the mixed pixels.
 
-A *mixer* (`Identity`, `CutMix`, `Mixup`, `MixAug`) draws a `Mixture` for a batch. A `Mixture` holds `partner` and
-`lam`, one value per image, and, called on a batch, returns the mixed batch. The losses read nothing but `partner` and
-`lam`, so a new mixture works with every method. Needs torch and nothing else.
+A *mixer* (`Identity`, `CutMix`, `Mixup`, `ResizeMix`, `FMix`, `PatchMix`, `MixAug`) draws a `Mixture` for a batch. A
+`Mixture` holds the parents of every mixture and their shares, and, called on a batch, returns the mixed batch. The
+losses read nothing but parents and shares, so a new mixture works with every method. Needs torch and nothing else.
 
     mixture = CutMix(alpha=1.0, lam_per="image").draw(images, generator)
     mixed = mixture(images)          # lam[i] of image i, 1 - lam[i] of image partner[i]
@@ -15,15 +15,16 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Literal, Self, final, get_args
 
 import torch
 from torch import Tensor
 
 from mixview.rng import seed_from
 
-Partner = Literal["reversal", "permutation"]
-LamPer = Literal["batch", "image"]
+Partner = Literal["reversal", "permutation", "pairs"]
+LamPer = Literal["batch", "pair", "image"]
+Anchors = Literal["all", "one_per_pair"]
 Generators = torch.Generator | Sequence[torch.Generator]
 
 # Four uniforms make a lam (see `symmetric_beta`) and two the center of a box. Every mixer draws all six, so that CutMix
@@ -57,11 +58,12 @@ def check_values(good: Tensor, values: Tensor, rule: str) -> None:
         torch._assert_async(good.all(), rule)
 
 
-def check_mixture(partner: Tensor, lam: Tensor, count: int) -> None:
-    """Raise if a partner is out of range, a lam is outside [0, 1] or NaN, or their length is not `count`."""
-    if partner.shape != (count,) or lam.shape != (count,):
+def check_mixture(partner: Tensor, lam: Tensor, anchors: int, images: int | None = None) -> None:
+    """Raise if a partner is no index of an image, a lam is outside [0, 1] or NaN, or their length is not `anchors`."""
+    count = anchors if images is None else images
+    if partner.shape != (anchors,) or lam.shape != (anchors,):
         raise ValueError(
-            f"a mixture of {count} images needs partner and lam of shape [{count}], "
+            f"a mixture of {anchors} images needs partner and lam of shape [{anchors}], "
             f"got {list(partner.shape)} and {list(lam.shape)}: draw it for this very batch"
         )
     if partner.dtype != torch.int64 or not lam.is_floating_point():
@@ -74,34 +76,102 @@ def check_mixture(partner: Tensor, lam: Tensor, count: int) -> None:
 
 @final
 class Mixture:
-    """A drawn mixture of N images: `lam[i]` of image `i` and `1 - lam[i]` of image `partner[i]`.
+    """A drawn mixture of N images: A anchors, each of a few of them. A is N, or with one anchor per pair about N / 2.
+
+    Anchor `a` is `lam[a]` of image `own[a]` and `1 - lam[a]` of image `partner[a]`. Losses should read `parts` or
+    `interpolate`, which hold for mixtures of more than two parents, too.
 
     Args:
-        partner: [N] int64, the index of the image that each image is mixed with.
-        lam: [N] floating point, the share of pixels that is really image `i`'s.
-        pixels: how a batch is mixed, a function of the batch; by default the linear blend of Mixup.
+        partner: [A] int64, the index of the image that is mixed into each anchor.
+        lam: [A] floating point, the share of pixels that is really image `own[a]`'s.
+        pixels: how a batch is mixed, a function of all N images that returns the A anchors; by default the linear
+            blend of Mixup.
+        own: [A] int64, the first parent of each anchor; by default image a is that of anchor a.
+        images: N; by default as many as there are anchors.
+        further: (index [A], share [A]) of every parent beyond two, whose shares `1 - lam` includes.
+
+    Example:
+        >>> mixture = Mixture(torch.tensor([1, 0]), torch.tensor([0.75, 0.5]))
+        >>> mixture(torch.tensor([[[[0.0]]], [[[1.0]]]])).flatten().tolist()
+        [0.25, 0.5]
     """
 
     # Not a dataclass: Lightning rebuilds (or refuses) dataclasses that pass through a wrapped module's forward.
-    def __init__(self, partner: Tensor, lam: Tensor, pixels: Callable[[Tensor], Tensor] | None = None) -> None:
-        check_mixture(partner, lam, partner.numel())
+    def __init__(
+        self,
+        partner: Tensor,
+        lam: Tensor,
+        pixels: Callable[[Tensor], Tensor] | None = None,
+        *,
+        own: Tensor | None = None,
+        images: int | None = None,
+        further: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
+        count = partner.numel() if images is None else images
+        check_mixture(partner, lam, partner.numel(), count)
+        for index, share in further:
+            check_mixture(index, share, partner.numel(), count)
+        self.images = count
+        self.own = torch.arange(len(partner), device=partner.device) if own is None else own
         self.partner = partner
         self.lam = lam
+        self.further = tuple(further)
         self.pixels = Blend(partner, lam) if pixels is None else pixels
 
     def __len__(self) -> int:
+        """The number of anchors."""
         return len(self.partner)
 
+    def parts(self, dtype: torch.dtype | None = None, rows: slice | None = None) -> list[tuple[Tensor, Tensor]]:
+        """Index [A] and share [A] of each parent; the shares of an anchor sum to 1.
+
+        Args:
+            dtype: of the shares; by default that of `lam`.
+            rows: the anchors, all by default.
+        """
+        rows = slice(None) if rows is None else rows
+        lam = self.lam[rows] if dtype is None else self.lam[rows].to(dtype)
+        further = [(index[rows], share[rows].to(lam.dtype)) for index, share in self.further]
+        second = 1 - lam
+        for _, share in further:
+            second = second - share
+        return [(self.own[rows], lam), (self.partner[rows], second), *further]
+
+    def interpolate(self, targets: Tensor) -> Tensor:
+        """Targets [N, …] of the unmixed images -> [A, …]: those of the parents, weighted by their shares."""
+        (own, lam), *others = self.parts(targets.dtype)
+        shape = (-1, *[1] * (targets.ndim - 1))
+        mixed = lam.view(shape) * targets[own]
+        for index, share in others:
+            mixed = mixed + share.view(shape) * targets[index]
+        return mixed
+
     def __call__(self, images: Tensor) -> Tensor:
-        """The mixed batch, a new tensor; under `Identity` the very tensor that came in."""
-        if len(images) != len(self):
-            raise ValueError(f"this mixture was drawn for {len(self)} images and is called on {len(images)}")
+        """The anchors [A, …] of a batch [N, …], a new tensor; under `Identity` the very tensor that came in."""
+        if len(images) != self.images:
+            raise ValueError(f"this mixture was drawn for {self.images} images and is called on {len(images)}")
         if images.device != self.lam.device:
             raise ValueError(
                 f"this mixture was drawn for images on {self.lam.device} and is called on images on {images.device}: "
                 "draw it after moving them"
             )
         return self.pixels(images)
+
+    def only(self, anchors: Tensor) -> "Mixture":
+        """The mixture with a part of its anchors, by their indices.
+
+        The pixels of all are mixed, and then those of the others dropped: mixing costs next to nothing, and so every
+        mixer can be used with one anchor per pair.
+        """
+        pixels = self.pixels
+        return Mixture(
+            self.partner[anchors],
+            self.lam[anchors],
+            lambda images: pixels(images)[anchors],
+            own=self.own[anchors],
+            images=self.images,
+            further=[(index[anchors], share[anchors]) for index, share in self.further],
+        )
 
     @property
     def is_identity(self) -> bool:
@@ -137,6 +207,25 @@ class Blend:
         return torch.lerp(images[self.partner].to(exact), images.to(exact), weight).to(images.dtype)
 
 
+def check_size(images: Tensor, size: tuple[int, int]) -> None:
+    """Raise if a mixture that was drawn for images of one size is called on images of another."""
+    if tuple(images.shape[-2:]) != size:
+        raise ValueError(
+            f"this mixture was drawn for images of {size[0]}×{size[1]} and is called on "
+            f"{images.shape[-2]}×{images.shape[-1]}: it would cover another share of them; draw it again"
+        )
+
+
+def inside_boxes(box: Tensor, size: tuple[int, int]) -> Tensor:
+    """Whether each pixel is in the box (top, bottom, left, right) of its image. [N, 4] -> [N, H, W]"""
+    top, bottom, left, right = box.unsqueeze(-1).unbind(1)
+    row = torch.arange(size[0], device=box.device)
+    column = torch.arange(size[1], device=box.device)
+    in_rows = (row >= top) & (row < bottom)
+    in_columns = (column >= left) & (column < right)
+    return in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
+
+
 @final
 class Paste:
     """The pixels of CutMix: image `i` with `box[i]` = (top, bottom, left, right) filled from image `partner[i]`."""
@@ -147,19 +236,69 @@ class Paste:
         self.size = size
 
     def __call__(self, images: Tensor) -> Tensor:
-        if tuple(images.shape[-2:]) != self.size:
-            raise ValueError(
-                f"this CutMix was drawn for images of {self.size[0]}×{self.size[1]} and is called on "
-                f"{images.shape[-2]}×{images.shape[-1]}: its box would cover another share of them; draw it again"
-            )
-        top, bottom, left, right = self.box.unsqueeze(-1).unbind(1)
-        row = torch.arange(self.size[0], device=images.device)
-        column = torch.arange(self.size[1], device=images.device)
-        in_rows = (row >= top) & (row < bottom)
-        in_columns = (column >= left) & (column < right)
-        inside = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
-        inside = inside.view(len(images), *[1] * (images.ndim - 3), *self.size)
+        check_size(images, self.size)
+        inside = inside_boxes(self.box, self.size).view(-1, *[1] * (images.ndim - 3), *self.size)
         return torch.where(inside, images[self.partner], images)
+
+
+@final
+class PasteResized:
+    """The pixels of ResizeMix: image `i` with the whole of image `partner[i]`, shrunk, in `box[i]`."""
+
+    def __init__(self, partner: Tensor, box: Tensor, size: tuple[int, int]) -> None:
+        self.partner = partner
+        self.box = box
+        self.size = size
+
+    def __call__(self, images: Tensor) -> Tensor:
+        check_size(images, self.size)
+        if not images.is_floating_point():
+            raise TypeError(f"ResizeMix needs floating-point images, got {images.dtype}: images.float() / 255")
+        exact = torch.promote_types(images.dtype, torch.float32)
+        top, bottom, left, right = self.box.unbind(1)
+        down = resize_weights(top, bottom, self.size[0], exact)  # [N, H, H]
+        across = resize_weights(left, right, self.size[1], exact).transpose(1, 2)  # [N, W, W]
+        shape = (-1, *[1] * (images.ndim - 3), *self.size)
+        partners = images[self.partner].to(exact)
+        resized = down.view(*shape[:-2], *down.shape[1:]) @ partners @ across.view(*shape[:-2], *across.shape[1:])
+        inside = inside_boxes(self.box, self.size).view(shape)
+        return torch.where(inside, resized.to(images.dtype), images)
+
+
+def resize_weights(start: Tensor, stop: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Weights that shrink `size` pixels to those from `start` to `stop`: antialiased bilinear, as torch's interpolate.
+
+    [N] and [N] -> [N, size, size]: the row of an output pixel weighs all input pixels and sums to 1. Rows outside of
+    the box are finite and mean nothing. As matrices, boxes of all sizes are resized at once, without a host sync.
+    """
+    out = torch.arange(size, device=start.device, dtype=dtype)
+    scale = size / (stop - start).clamp(min=1).to(dtype).view(-1, 1, 1)
+    center = (out.view(1, -1, 1) - start.view(-1, 1, 1) + 0.5) * scale
+    weights = (1 - (out.view(1, 1, -1) + 0.5 - center).abs() / scale).clamp(min=0)
+    return weights / weights.sum(2, keepdim=True).clamp(min=torch.finfo(dtype).tiny)
+
+
+@final
+class Select:
+    """The pixels of FMix and PatchMix: each pixel from one of the parents.
+
+    Args:
+        others: [N] int64 each, the parents of image i beside itself.
+        chosen: [N, H, W], what each pixel is from: 0 for image i itself, 1 for the first of the others, and so on.
+    """
+
+    def __init__(self, others: Sequence[Tensor], chosen: Tensor) -> None:
+        self.others = tuple(others)
+        self.chosen = chosen
+
+    def __call__(self, images: Tensor) -> Tensor:
+        size = (self.chosen.shape[-2], self.chosen.shape[-1])
+        check_size(images, size)
+        chosen = self.chosen.view(-1, *[1] * (images.ndim - 3), *size)
+        mixed = images
+        for number, other in enumerate(self.others, start=1):
+            mixed = torch.where(chosen == number, images[other], mixed)
+        return mixed
 
 
 class Mixer(ABC):
@@ -220,13 +359,20 @@ class BetaMixer(Mixer):
                 return Mixture(partner, share, lambda batch: torch.where(own, batch, batch[partner]))
 
     Args:
-        alpha: parameter of the Beta distribution. 1 is uniform; towards 0 every lam is 0 or 1, and nothing is mixed.
-        lam_per: `"image"`, one lam (and one box) per image, or `"batch"`, one per batch or group, as in the paper.
-        partner: `"reversal"`, image i with image N-1-i, or `"permutation"`, at random.
+        alpha: parameter of the Beta distribution. 1 is uniform; toward 0 every lam is 0 or 1, and nothing is mixed.
+        lam_per: `"image"`, one lam (and one box) per image; `"pair"`, one for both images of a pair, whose mixtures
+            then hold every pixel of both exactly once; or `"batch"`, one per batch or group, as in the paper.
+        partner: `"reversal"`, image i with image N-1-i; `"pairs"`, mutual pairs at random; or `"permutation"`, at
+            random, and so not mutual.
         lam_at_least_half: lam becomes max(lam, 1 - lam), so that image i is always the larger part.
-        prob: the probability that an image (with one lam per batch, the batch) is mixed at all; the others have
-            lam = 1. Half of a batch mixed has both terms of WBSIM in the passes of one.
+        prob: the probability that an image (with one lam per pair or batch: the pair, the batch) is mixed at all; the
+            others have lam = 1. Half of a batch mixed has both terms of WBSIM in the passes of one.
+        anchors: `"all"`, one mixture per image, or `"one_per_pair"`, only that of the smaller index of each mutual
+            pair: half the passes. The middle image of an odd batch is a pair by itself.
     """
+
+    parents: int = 2
+    """Images per mixture."""
 
     def __init__(
         self,
@@ -235,13 +381,20 @@ class BetaMixer(Mixer):
         partner: Partner = "reversal",
         lam_at_least_half: bool = False,
         prob: float = 1.0,
+        anchors: Anchors = "all",
     ) -> None:
         if not (math.isfinite(alpha) and alpha > 0):
             raise ValueError(f"alpha must be a positive number, got {alpha}: for no mixture at all use Identity()")
-        if partner not in ("reversal", "permutation"):
-            raise ValueError(f'partner must be "reversal" or "permutation", got {partner!r}')
-        if lam_per not in ("batch", "image"):
-            raise ValueError(f'lam_per must be "batch" or "image", got {lam_per!r}')
+        for name, value, choices in (
+            ("partner", partner, get_args(Partner)),
+            ("lam_per", lam_per, get_args(LamPer)),
+            ("anchors", anchors, get_args(Anchors)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+        if partner == "permutation" and (lam_per == "pair" or anchors == "one_per_pair"):
+            named = 'lam_per="pair"' if lam_per == "pair" else 'anchors="one_per_pair"'
+            raise ValueError(f'{named} needs mutual partners: use partner="reversal" or "pairs", not "permutation"')
         if not 0 < prob <= 1:
             raise ValueError(f"prob must be in (0, 1], got {prob}: for no mixture use Identity()")
         self.alpha = float(alpha)
@@ -249,11 +402,12 @@ class BetaMixer(Mixer):
         self.partner: Partner = partner
         self.lam_at_least_half = lam_at_least_half
         self.prob = prob
+        self.anchors: Anchors = anchors
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}(alpha={self.alpha:g}, lam_per={self.lam_per!r}, "
-            f"partner={self.partner!r}, lam_at_least_half={self.lam_at_least_half}, prob={self.prob:g})"
+            f"{type(self).__name__}(alpha={self.alpha:g}, lam_per={self.lam_per!r}, partner={self.partner!r}, "
+            f"lam_at_least_half={self.lam_at_least_half}, prob={self.prob:g}, anchors={self.anchors!r})"
         )
 
     @final
@@ -266,7 +420,11 @@ class BetaMixer(Mixer):
         mix_strength: float = 1.0,
         lam: float | Tensor | None = None,
     ) -> Mixture:
-        """A mixture for this batch (see `Mixer.draw`); `lam`, one value or [N], sets lam instead of drawing it."""
+        """A mixture for this batch (see `Mixer.draw`); `lam`, one value or [N], sets lam instead of drawing it.
+
+        Random numbers are drawn in rows, one row per lam, on the generator's device. `spread` gives every image the row
+        of its batch or pair, or its own.
+        """
         check_batch(images)
         if not 0 <= mix_strength <= 1:
             raise ValueError(f"mix_strength is a share of a mixture, 0 to 1, got {mix_strength}")
@@ -278,13 +436,13 @@ class BetaMixer(Mixer):
                 f"use {count // groups * groups or groups} or {(count // groups + 1) * groups} images"
             )
         each = count // groups
-        rows = each if self.lam_per == "image" else 1
+        rows = {"image": each, "pair": (each + 1) // 2, "batch": 1}[self.lam_per]
         uniform, permutation, chance = [], [], []
         for source in generators:
             # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
             dtype = torch.float32 if source.device.type == "mps" else torch.float64
             uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
-            if self.partner == "permutation":
+            if self.partner != "reversal":
                 permutation.append(torch.randperm(each, generator=source, device=source.device))
             if self.prob < 1:  # drawn last: lam, boxes and partners are those of prob = 1
                 chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
@@ -292,21 +450,28 @@ class BetaMixer(Mixer):
             for group, source in enumerate(generators):
                 own_draws = torch.rand(rows, extra, generator=source, device=source.device, dtype=uniform[group].dtype)
                 uniform[group] = torch.cat([uniform[group], own_draws], dim=1)
-        draws = torch.stack(uniform).expand(groups, each, UNIFORMS + extra).reshape(count, UNIFORMS + extra)
+        order = torch.stack(permutation) if permutation else torch.arange(each).expand(groups, each)
+        place = order.argsort(1)  # where each image stands in the order of pairs: p is paired with each - 1 - p
+        row = torch.minimum(place, each - 1 - place) if self.lam_per == "pair" else torch.arange(each) % rows
 
-        own = torch.arange(count, device=images.device).view(groups, each)
-        if self.partner == "reversal":
-            partner = own.flip(1).reshape(count)
-        else:
-            order = torch.stack(permutation).to(images.device, non_blocking=True)
-            partner = (own[:, :1] + order).reshape(count)
+        def spread(values: Tensor) -> Tensor:
+            """[groups, rows, …] -> [N, …]"""
+            index = row.to(values.device).expand(groups, each).view(groups, each, *[1] * (values.ndim - 2))
+            return values.gather(1, index.expand(groups, each, *values.shape[2:])).reshape(count, *values.shape[2:])
+
+        draws = spread(torch.stack(uniform))
+        first = torch.arange(groups, device=images.device) * each  # of each group
+        local = order if self.partner == "permutation" else order.gather(1, each - 1 - place)
+        if self.parents > 2:  # the next ones in the order
+            local = torch.stack([order.gather(1, (place + step) % each) for step in range(1, self.parents)], dim=2)
+        partner = first.view(-1, *[1] * (local.ndim - 1)) + local.to(images.device, non_blocking=True)
+        partner = partner.reshape(count, *local.shape[2:])
 
         drawn = symmetric_beta(self.alpha, draws[:, :LAM_UNIFORMS])
         if self.lam_at_least_half:
             drawn = torch.maximum(drawn, 1 - drawn)
         if chance:
-            left_alone = torch.stack(chance).expand(groups, each).reshape(count) >= self.prob
-            drawn = drawn.masked_fill(left_alone, 1)
+            drawn = drawn.masked_fill(spread(torch.stack(chance)) >= self.prob, 1)
         if mix_strength < 1:
             drawn = 1 - mix_strength * (1 - drawn)
         if lam is not None:
@@ -316,7 +481,12 @@ class BetaMixer(Mixer):
         drawn, uniforms = (
             each.to(images.device, exact, non_blocking=True) for each in (drawn, draws[:, LAM_UNIFORMS:])
         )
-        return self.compose(images, partner, drawn, uniforms)
+        mixture = self.compose(images, partner, drawn, uniforms)
+        if self.anchors == "all":
+            return mixture
+        pairs = order[:, : (each + 1) // 2]
+        smaller = torch.minimum(pairs, order.flip(1)[:, : (each + 1) // 2]).sort(1).values
+        return mixture.only((first.unsqueeze(1) + smaller.to(images.device, non_blocking=True)).reshape(-1))
 
     def extra_uniforms(self, images: Tensor) -> int:
         """How many random numbers `compose` needs per image, beyond two."""
@@ -328,7 +498,7 @@ class BetaMixer(Mixer):
 
         Args:
             images: [N, C, …, H, W]; only its shape, device and dtype are read.
-            partner: [N] int64.
+            partner: [N] int64; [N, parents - 1] in a mixer of more than two parents.
             lam: [N] in the highest precision that the device has. The lam of the mixture is the share of pixels that
                 is really image i's.
             uniform: [N, 2 + extra_uniforms(images)] in [0, 1); the first two are the center of CutMix's box. With one
@@ -366,6 +536,128 @@ class CutMix(BetaMixer):
 
 
 @final
+class ResizeMix(BetaMixer):
+    """Image `i` with the whole of image `j`, shrunk, pasted into a box (Qin et al., 2020)."""
+
+    name: ClassVar[str] = "resizemix"
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, uniform: Tensor) -> Mixture:
+        size = (images.shape[-2], images.shape[-1])
+        half = torch.sqrt(1 - lam)
+        box = []
+        for side, position in zip(size, uniform[:, :2].unbind(1), strict=True):
+            length = (half * side).floor() if self.lam_at_least_half else (half * side).round()
+            start = (position * (side - length + 1)).floor()  # all of the box is in the image
+            box += [start, start + length]
+        boxes = torch.stack(box, dim=1).long()
+        top, bottom, left, right = boxes.unbind(1)
+        share = 1 - ((bottom - top) * (right - left)).to(lam.dtype) / (size[0] * size[1])
+        return Mixture(partner, share.to(lam_dtype(images)), PasteResized(partner, boxes, size))
+
+
+@final
+class FMix(BetaMixer):
+    """Masks of low-frequency noise, of which the larger part `lam` stays image `i` (Harris et al., 2020).
+
+    The spectrum of the noise falls with the third power of the frequency, as published. Frequencies above `MAX_CYCLES`
+    per image, whose amplitude is below a thousandth of the lowest, are left out: 1,122 random numbers make a mask of
+    any size.
+    """
+
+    name: ClassVar[str] = "fmix"
+    DECAY: ClassVar[int] = 3
+    MAX_CYCLES: ClassVar[int] = 16
+
+    def cycles(self, images: Tensor) -> tuple[int, int]:
+        """The highest frequencies of the mask, down and across."""
+        height, width = ((min(2 * self.MAX_CYCLES, side - 1)) // 2 for side in images.shape[-2:])
+        return height, width
+
+    def extra_uniforms(self, images: Tensor) -> int:
+        down, across = self.cycles(images)
+        return 2 * (2 * down + 1) * (across + 1)
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, uniform: Tensor) -> Mixture:
+        height, width = images.shape[-2:]
+        down, across = self.cycles(images)
+        draws = uniform[:, 2:].view(-1, 2, 2 * down + 1, across + 1)
+        radius = torch.sqrt(-2 * torch.log(1 - draws[:, 0]))  # Box-Muller: a complex normal number per frequency
+        noise = torch.polar(radius, 2 * math.pi * draws[:, 1])
+        rows = torch.arange(2 * down + 1, device=images.device)
+        rows = torch.where(rows > down, rows - 2 * down - 1, rows)  # 0 … down, -down … -1, as fft has them
+        columns = torch.arange(across + 1, device=images.device)
+        frequency = torch.sqrt((rows / height).square().unsqueeze(1) + (columns / width).square().unsqueeze(0))
+        decay = frequency.clamp(min=1 / max(height, width)).to(draws.dtype) ** -self.DECAY
+        spectrum = noise.new_zeros(len(noise), height, width // 2 + 1)
+        spectrum[:, rows % height, : across + 1] = noise * decay
+        smooth = torch.fft.irfft2(spectrum, s=(height, width)).flatten(1).to(lam_dtype(images))
+        count = lam * (height * width)
+        count = (count.ceil() if self.lam_at_least_half else count.round()).long()
+        ranked = smooth.sort(dim=1, descending=True).values
+        least = ranked.gather(1, (count - 1).clamp(min=0).unsqueeze(1))
+        kept = (smooth >= least) & (count > 0).unsqueeze(1)
+        share = kept.to(lam.dtype).mean(1).to(lam_dtype(images))
+        return Mixture(partner, share, Select([partner], ~kept.view(-1, height, width)))
+
+
+@final
+class PatchMix(BetaMixer):
+    """A grid of cells, each taken at random from one of `parents` images (Shen et al., 2023).
+
+    Of two images, image i has `lam` of the cells. Of more, all have the same chance at each cell, and the parents
+    beside image i are the next ones in the batch, or in a random order of it.
+
+    Args:
+        grid: cells per side.
+        parents: images per mixture.
+    """
+
+    name: ClassVar[str] = "patchmix"
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        lam_per: LamPer = "batch",
+        partner: Partner = "reversal",
+        lam_at_least_half: bool = False,
+        prob: float = 1.0,
+        anchors: Anchors = "all",
+        grid: int = 4,
+        parents: int = 2,
+    ) -> None:
+        super().__init__(alpha, lam_per, partner, lam_at_least_half, prob, anchors)
+        if grid < 1 or parents < 2:
+            raise ValueError(f"a grid needs at least 1 cell per side and 2 parents, got {grid} and {parents}")
+        if parents > 2 and (self.lam_per == "pair" or self.anchors == "one_per_pair"):
+            raise ValueError(f"mixtures of {parents} images are not of pairs: set lam_per to image, and anchors to all")
+        self.grid = grid
+        self.parents = parents
+
+    def extra_uniforms(self, images: Tensor) -> int:
+        return self.grid * self.grid
+
+    def compose(self, images: Tensor, partner: Tensor, lam: Tensor, uniform: Tensor) -> Mixture:
+        height, width = images.shape[-2:]
+        if self.grid > min(height, width):
+            raise ValueError(f"a grid of {self.grid}×{self.grid} does not fit images of {height}×{width}")
+        cells = uniform[:, 2:]
+        if self.parents == 2:
+            kept = lam * self.grid**2
+            kept = kept.ceil() if self.lam_at_least_half else kept.round()
+            chosen = (cells.argsort(1).argsort(1) >= kept.unsqueeze(1)).long()
+        else:
+            mixed = (lam < 1).long().unsqueeze(1)  # all cells of an image that is left alone are its own
+            chosen = (cells * self.parents).long().clamp(max=self.parents - 1) * mixed
+        rows, columns = (torch.arange(side, device=images.device) * self.grid // side for side in (height, width))
+        cell = rows.unsqueeze(1) * self.grid + columns.unsqueeze(0)
+        chosen = chosen[:, cell]  # [N, H, W]
+        shares = [(chosen == number).to(lam.dtype).mean((1, 2)).to(lam_dtype(images)) for number in range(self.parents)]
+        others = [partner] if self.parents == 2 else list(partner.unbind(1))
+        further = list(zip(others[1:], shares[2:], strict=True))
+        return Mixture(others[0], shares[0], Select(others, chosen), further=further)
+
+
+@final
 class MixAug(Mixer):
     """Mixes the pixels but tells the loss lam = 1, partner = self: mixture as augmentation, the ablation that hurts."""
 
@@ -374,8 +666,7 @@ class MixAug(Mixer):
 
     def draw(self, images: Tensor, generator: Generators, *, mix_groups: int = 1, mix_strength: float = 1.0) -> Mixture:
         hidden = self.mixer.draw(images, generator, mix_groups=mix_groups, mix_strength=mix_strength)
-        own = torch.arange(len(images), device=images.device)
-        return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)
+        return Mixture(hidden.own, torch.ones_like(hidden.lam), hidden.pixels, own=hidden.own, images=hidden.images)
 
     def __repr__(self) -> str:
         return f"MixAug({self.mixer!r})"
@@ -396,7 +687,7 @@ class RandomChoice(Mixer):
     @classmethod
     def from_options(cls, **options: Any) -> Self:
         """Mixup or CutMix with these settings, as in Un-Mix."""
-        return cls(Mixup(**options), CutMix(**options))
+        return cls(Mixup.from_options(**options), CutMix.from_options(**options))
 
     def __init__(self, first: Mixer, second: Mixer, p: float = 0.5) -> None:
         if not 0 <= p <= 1:

@@ -69,7 +69,7 @@ MUTATIONS: list[Mutation] = [
             "half = (1 - lam) / 2",
             "::test_box_centers_are_uniform_and_sides_keep_the_aspect_ratio",
         ),
-        ("partner = own.flip(1).reshape(count)", "partner = own.flip(0).reshape(count)", "::test_partners"),
+        ("order.gather(1, each - 1 - place)", "order.gather(1, each - place - 1).flip(1)", "::test_partners"),
         (
             "drawn = torch.maximum(drawn, 1 - drawn)",
             "drawn = torch.minimum(drawn, 1 - drawn)",
@@ -96,23 +96,40 @@ MUTATIONS: list[Mutation] = [
             "::test_strength_multiplies_the_partners_share",
         ),
         (
-            "reshape(count) >= self.prob",
-            "reshape(count) < self.share",
+            "spread(torch.stack(chance)) >= self.prob",
+            "spread(torch.stack(chance)) < self.prob",
             "::test_a_share_of_the_images_is_mixed_and_the_others_stay_whole",
         ),
         (
-            "return Mixture(own, torch.ones_like(hidden.lam), hidden.pixels)",
-            "return Mixture(own, hidden.lam, hidden.pixels)",
+            "return Mixture(hidden.own, torch.ones_like(hidden.lam), hidden",
+            "return Mixture(hidden.own, hidden.lam, hidden",
             "::test_mixaug_mixes_pixels_and_says_otherwise",
         ),
-        ('rows = each if self.lam_per == "image" else 1', "rows = each", "::test_one_lam_a_batch_or_one_a_sample"),
+        ("(first.unsqueeze(1) + smaller", "(smaller", "tests/test_mixers.py::test_groups_have_anchors_of_their_own"),
+        ("torch.minimum(place, each - 1 - place)", "place // 2", "tests/test_mixers.py::test_prob_is_drawn_per_pair"),
+        (
+            "min=1 / max(height, width)).to(draws.dtype) ** -self.DECAY",
+            "min=1 / max(height, width)).to(draws.dtype) ** -1",
+            "tests/test_mixers.py::test_fmix_masks_are_smooth",
+        ),
+        (
+            "center = (out.view(1, -1, 1) - start.view(-1, 1, 1) + 0.5) * scale",
+            "center = (out.view(1, -1, 1) - start.view(-1, 1, 1)) * scale",
+            "tests/test_mixers.py::test_resizemix_pastes_what_torch_resizes",
+        ),
+        (
+            "self.grid // side for side in (height, width))",
+            "self.grid // max(height, width) for side in (height, width))",
+            "tests/test_mixers.py::test_lam_is_the_share_of_pixels_kept",
+        ),
+        ('"batch": 1}[self.lam_per]', '"batch": each}[self.lam_per]', "::test_one_lam_a_batch_or_one_a_sample"),
     ),
     *of(
         "mixview/losses.py",
         "tests/test_losses.py",
         (
-            "(denominator - lam * first - (1 - lam) * second).mean()",
-            "(denominator - first - (1 - lam) * second).mean()",
+            "loss = loss - share * to_targets",
+            "loss = loss - to_targets",
             "::test_nt_xent_is_equation_1",
         ),
         (
@@ -121,16 +138,20 @@ MUTATIONS: list[Mutation] = [
             "::test_nt_xent_is_equation_1",
         ),
         (
-            "second = torch.where(mixture.lam < 1, mixture.partner, own)",
-            "second = mixture.partner",
+            "parents = torch.where(shares > 0, parents, largest)",
+            "pass",
             "::test_nt_xent_is_equation_1",
         ),
         (
-            "(lam * first_loss + (1 - lam) * second_loss).mean()",
-            "(lam * first_loss + (1 - lam) * second_loss).sum()",
+            "loss = loss + share * (denominator - positives[number])",
+            "loss = loss + (denominator - positives[number])",
             "::test_info_nce_is_equation_3",
         ),
-        ("competes = (lam > 0) & (lam < 1)", "competes = (lam >= 0) & (lam <= 1)", "::test_info_nce_is_equation_3"),
+        (
+            "competes = (share > 0) & (other_share > 0)",
+            "competes = (share >= 0) & (other_share >= 0)",
+            "::test_info_nce_is_equation_3",
+        ),
         (
             "return 2 - 2 * (q * parents).sum(1).mean()",
             "return 1 - (q * parents).sum(1).mean()",
@@ -217,7 +238,7 @@ MUTATIONS: list[Mutation] = [
         "mixview/distributed.py",
         "tests/test_distributed.py",
         ("return gradient[ctx.rows]", "return gradient[ctx.rows] / world_size()"),
-        ("(mixture.partner + offset).double()", "mixture.partner.double()"),
+        ("columns = [own + offset, partner + offset, lam]", "columns = [own + offset, partner, lam]"),
         (
             "joined /= world_size()",
             "joined /= 1",

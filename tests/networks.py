@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from mixview import CutMix, Identity, Mixup, Objective, bsim, mixaug, sim, wbsim
+from mixview import CutMix, Identity, Mixup, Objective, PatchMix, bsim, mixaug, sim, wbsim
 from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
 from mixview.methods.imix import batch_keys
 from mixview.nn import MLP
@@ -55,5 +55,7 @@ OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "bsim": lambda: bsim(CutMix(lam_per="image")),
     "wbsim": wbsim,
     "mixaug": mixaug,
+    "one-per-pair": lambda: wbsim(0.5, 0.5, CutMix(lam_per="pair", partner="pairs", anchors="one_per_pair")),
+    "three-parents": lambda: bsim(PatchMix(lam_per="image", parents=3)),
     "own": lambda: Objective([(0.2, Mixup(partner="permutation")), (0.3, Identity()), (0.7, CutMix(0.5))]),
 }

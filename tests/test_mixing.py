@@ -276,7 +276,7 @@ def test_bad_batches_and_options_are_refused_with_the_remedy() -> None:
         Mixup().draw(images.to(torch.uint8), seeded())
     with pytest.raises(TypeError, match="convert the batch first"):
         Mixup().draw(images, seeded())(images.to(torch.uint8))
-    with pytest.raises(ValueError, match='partner must be "reversal" or "permutation", got \'random\''):
+    with pytest.raises(ValueError, match="partner must be one of reversal, permutation, pairs, got 'random'"):
         CutMix(partner="random")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="drawn for 6 images and is called on 5"):
         CutMix().draw(images, seeded())(images[:5])

@@ -38,17 +38,16 @@ def virtual_labels(
     Args:
         query: [n, D] queries of the mixtures.
         keys: [N, D] keys of the unmixed views of the whole batch.
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
         temperature: tau.
         queue: [K, D] further negatives.
-        rows: which of the N images the queries are of; all by default.
+        rows: which of the A mixtures the queries are of; all by default.
     """
     check_temperature(temperature)
     rows = slice(None) if rows is None else rows
-    own = torch.arange(len(keys), device=keys.device)[rows]
-    if len(query) != len(own) or len(keys) != len(mixture) or query.shape[1:] != keys.shape[1:]:
+    if len(query) != len(mixture.lam[rows]) or len(keys) != mixture.images or query.shape[1:] != keys.shape[1:]:
         raise ValueError(
-            f"queries {list(query.shape)} do not fit keys {list(keys.shape)} of a mixture of {len(mixture)} images"
+            f"queries {list(query.shape)} do not fit keys {list(keys.shape)} of a mixture of {mixture.images} images"
         )
     with torch.autocast(query.device.type, enabled=False):
         q, k = l2_normalize(query), l2_normalize(keys)
@@ -56,10 +55,10 @@ def virtual_labels(
         denominator = logits
         if queue is not None:
             denominator = torch.cat([logits, q @ l2_normalize(queue).T.to(q.dtype) / temperature], dim=1)
-        lam = mixture.lam[rows].to(q.dtype)
-        first = logits.gather(1, own.unsqueeze(1)).squeeze(1)
-        second = logits.gather(1, mixture.partner[rows].unsqueeze(1)).squeeze(1)
-        return (torch.logsumexp(denominator, dim=1) - lam * first - (1 - lam) * second).mean()
+        loss = torch.logsumexp(denominator, dim=1)
+        for parent, share in mixture.parts(q.dtype, rows):
+            loss = loss - share * logits.gather(1, parent.unsqueeze(1)).squeeze(1)
+        return loss.mean()
 
 
 def n_pair(

@@ -67,9 +67,7 @@ def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, temperat
     with torch.autocast(scores.device.type, enabled=False):
         exact = torch.promote_types(scores.dtype, torch.float32)
         log_p = F.log_softmax(scores.to(exact) / temperature, dim=1)
-        lam = mixture.lam.to(log_p.dtype).unsqueeze(1)
-        wanted = lam * codes + (1 - lam) * codes[mixture.partner]
-        return -(wanted * log_p).sum(1).mean()
+        return -(mixture.interpolate(codes.to(log_p.dtype)) * log_p).sum(1).mean()
 
 
 @final

@@ -31,7 +31,7 @@ from mixview.objective import Term
 class UnMix(Method):
     """A method whose mixed terms mix the second view and leave the first alone.
 
-    Mixtures need one lam per batch and reversed partners, as published: another lam, or a partner that is not mutual,
+    Mixtures need mutual partners and one lam per batch, as published, or per pair: another lam, or another partner,
     would put other shares of an image into its targets than the loss says.
 
     Args:
@@ -75,6 +75,8 @@ class UnMix(Method):
         if plain:
             loss, kept = self.method(views, plain, targets)
         for weight, mixture in ordered[len(plain) :]:
+            if len(mixture) != mixture.images or mixture.further:
+                raise ValueError('Un-Mix needs a mixture of two images for every image: use anchors="all"')
             swapped = Mixture(mixture.partner, mixture.lam, unmixed)
             mixed, made = self.method((first, mixture(second)), [Term(weight, swapped)])
             loss = loss + mixed

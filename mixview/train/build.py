@@ -254,6 +254,9 @@ def build_mixer(mixing: MixingConfig) -> Mixer:
         partner=mixing.partner,
         lam_at_least_half=mixing.lam_at_least_half,
         prob=mixing.prob,
+        anchors=mixing.anchors,
+        grid=mixing.grid,
+        parents=mixing.parents,
     )
 
 
@@ -261,10 +264,11 @@ def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
     """The objective of this name under these mixtures."""
     if not allows(ObjectiveName, name):
         raise ValueError(f"objective must be {describe(ObjectiveName)}, got {name!r}{suggest(ObjectiveName, name)}")
-    if name == "unmix" and (mixing.lam_per != "batch" or mixing.partner != "reversal"):
+    mutual = mixing.lam_per != "image" and mixing.partner != "permutation"
+    if name == "unmix" and not (mutual and mixing.anchors == "all"):
         raise ValueError(
-            "unmix needs one lam per batch and mutual partners: set --mixing.lam_per batch and --mixing.partner "
-            "reversal"
+            "unmix needs mutual partners that share one lam: set --mixing.lam_per batch, --mixing.partner reversal and "
+            "--mixing.anchors all"
         )
     if name == "sim":
         return sim()

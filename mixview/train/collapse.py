@@ -110,18 +110,18 @@ def uniformity(*views: Tensor) -> float:
 def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
     """Where the features of mixtures lie: cosines to their two parents, and whether these follow the shares.
 
-    Images that are their own partner are no mixtures and left out.
+    Images that are their own partner are no mixtures and left out. Of more than two parents the first two are compared.
 
     Args:
-        mixed: [N, D] features of the mixtures.
+        mixed: [A, D] features of the mixtures.
         plain: [N, D] features of the unmixed images, of the same view.
     """
     u, v = F.normalize(exact(mixed), dim=1), F.normalize(exact(plain), dim=1)
-    partner, lam = mixture.partner.cpu(), mixture.lam.cpu().double()
-    kept = partner != torch.arange(len(partner))
+    own, partner, lam = mixture.own.cpu(), mixture.partner.cpu(), mixture.lam.cpu().double()
+    kept = partner != own
     if not bool(kept.any()):
         raise ValueError("nothing is mixed here, every image is its own partner: draw the mixture with CutMix or Mixup")
-    cosine = torch.stack([(u * v).sum(1), (u * v[partner]).sum(1)], dim=1)[kept]  # to each parent
+    cosine = torch.stack([(u * v[own]).sum(1), (u * v[partner]).sum(1)], dim=1)[kept]  # to each parent
     share = torch.stack([lam, 1 - lam], dim=1)[kept]
     order = share.sort(dim=1, descending=True, stable=True).indices
     larger, smaller = cosine.gather(1, order).mean(0).tolist()

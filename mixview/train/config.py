@@ -67,18 +67,26 @@ class MixingConfig:
     """How views are mixed."""
 
     mixer: Annotated[str, ROOM] = "cutmix"
-    """cutmix (a box of the other image), mixup (a blend), random_choice (either, batch by batch, as in Un-Mix), or your
-    own by import path, such as mine.FMix."""
+    """cutmix (a box of the other image), mixup (a blend), resizemix (all of the other image, shrunk), fmix (smooth
+    masks), patchmix (a grid of cells), random_choice (CutMix or Mixup, batch by batch, as in Un-Mix), or your own by
+    import path, such as mine.Checkerboard."""
     alpha: Positive = 1.0
     """lam ~ Beta(alpha, alpha): 1 is uniform, and toward 0 nothing is mixed."""
-    lam_per: Literal["batch", "image"] = "image"
-    """One lam per image, or one per batch and device, as in the paper."""
-    partner: Literal["reversal", "permutation"] = "reversal"
-    """Mix image i with image N-1-i, or with a random one."""
+    lam_per: Literal["batch", "pair", "image"] = "image"
+    """One lam per image; one per pair, so that its two mixtures hold every pixel of both images exactly once; or one
+    per batch and device, as in the paper."""
+    partner: Literal["reversal", "permutation", "pairs"] = "reversal"
+    """Mix image i with image N-1-i (reversal), with a random one (permutation), or in random mutual pairs (pairs)."""
     lam_at_least_half: bool = False
     """Use lam = max(lam, 1 - lam), as i-Mix does."""
     prob: Annotated[float, MoreThan(0), AtMost(1)] = 1.0
-    """Probability that an image is mixed; the others stay unmixed, in the same passes."""
+    """Probability that an image, pair or batch (see lam_per) is mixed; the others stay unmixed, in the same passes."""
+    anchors: Literal["all", "one_per_pair"] = "all"
+    """Encode the mixture of every image, or only one of the two of each mutual pair, at half the cost."""
+    grid: Annotated[int, AtLeast(1), AtMost(64)] = 4
+    """PatchMix: cells per side."""
+    parents: Annotated[int, AtLeast(2), AtMost(64)] = 2
+    """PatchMix: images per mixture."""
     weight: NonNegativeFloat = 0.5
     """Weight w1 of the mixed term of WBSIM."""
     sim_weight: NonNegativeFloat = 0.5

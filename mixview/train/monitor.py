@@ -122,7 +122,7 @@ def note_trained_on(run: Path, knn: KNNImages) -> list[str]:
 
 def names_parents(mixture: Mixture) -> bool:
     """Whether any image has a partner other than itself: none has with SIM, nor by what MixAug says."""
-    return not torch.equal(mixture.partner.cpu(), torch.arange(len(mixture)))
+    return not torch.equal(mixture.partner, mixture.own)
 
 
 class Monitor:

@@ -152,8 +152,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a method": ({"methods": {"MoCo v3": {"method": "mocov3"}}}, "there is no method 'mocov3': did you mean mocov2"),
     "a mixer": (
-        {"settings": {"mixing": {"mixer": "mix"}}},
-        "there is no mixer 'mix': did you mean mixup",
+        {"settings": {"mixing": {"mixer": "mixu"}}},
+        "there is no mixer 'mixu': did you mean mixup",
     ),
     "a column": ({"evaluate": {"k-NN": {"protocol": "knn"}}}, "k-NN needs a protocol and a metric"),
     "a protocol": (

@@ -12,7 +12,7 @@ from mixview import CutMix, Mixer, Mixture, bsim, mixture_generators, sim, wbsim
 from mixview.losses import byol_loss
 from mixview.methods import BYOL, Method, MoCo, SimCLR, SimSiam, backward, moco_v2
 from mixview.methods.base import memoize
-from mixview.nn import MLP, split_batch_norm
+from mixview.nn import MLP, EncoderWithProjector, split_batch_norm
 from tests.networks import METHODS, OBJECTIVES, WIDTH, encoder
 
 
@@ -64,6 +64,35 @@ def test_encoder_passes(name: str, objective: str, joint: bool) -> None:
     else:
         backward(method, views, terms)
     assert (len(with_gradient), len(without), len(target)) == PASSES[name, objective]
+
+
+# In forward passes of a whole batch, a backward pass counting as two, relative to SIM.
+COST_OF_ONE_PER_PAIR = {
+    "simclr": (1.5, 1.5),
+    "simclr-one-sided": (0.75, 1.25),
+    "moco-v1": (0.625, 1.375),
+    "moco-v2": (0.625, 1.375),
+    "byol": (0.625, 1.375),
+    "simsiam": (5 / 6, 1.5),
+}
+
+
+@pytest.mark.parametrize("name", COST_OF_ONE_PER_PAIR)
+def test_one_mixture_per_pair_costs_half_the_passes(name: str) -> None:
+    mixer = CutMix(lam_per="pair", anchors="one_per_pair")
+    work = []
+    for objective in (sim(), bsim(mixer), wbsim(0.5, 0.5, mixer)):
+        method, views, images = make(name), two_views(), {True: 0, False: 0}
+
+        def count(module: nn.Module, batch: tuple[Tensor, ...], images=images) -> None:
+            images[torch.is_grad_enabled()] += len(batch[0])
+
+        for module in method.modules():
+            if isinstance(module, EncoderWithProjector):
+                module.encoder.register_forward_pre_hook(count)
+        backward(method, views, objective.draw(views[0], mixture_generators(0, 0)))
+        work.append((3 * images[True] + images[False]) / len(views[0]))
+    assert (work[1] / work[0], work[2] / work[0]) == pytest.approx(COST_OF_ONE_PER_PAIR[name])
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -170,7 +199,7 @@ def test_sim_leaves_the_published_batch_norm_buffers(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_takes_every_objective_and_odd_batches(name: str, objective: str) -> None:
     method = make(name)
-    for n in (7, 2):
+    for n in (7, 3 if objective == "one-per-pair" else 2):  # a single mixture cannot be batch-normalized
         views = two_views(n)
         loss, targets = backward(method, views, OBJECTIVES[objective]().draw(views[0], mixture_generators(0, 0)))
         method.update(targets, progress=0.5)
