@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from mixview.data.dataset import SMALL_IMAGE_SIZE
 from mixview.encoders.optional import import_optional
 from mixview.encoders.weights import (
     HEADS,
@@ -31,10 +32,6 @@ from mixview.extensions import import_object, names_code
 
 Stem = Literal["auto", "small", "standard"]
 Spec = dict[str, str | int]
-
-SMALL_IMAGE = 64
-"""Up to this many pixels a ResNet gets the CIFAR stem: the standard one would leave 2×2 of 64×64 pixels."""
-
 
 GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
 """What a file of tensors that does not say its model is tried on."""
@@ -89,7 +86,7 @@ def build(
     if weights is not None and weights != "imagenet":
         path = weights_file(weights)
         notes.append(load_weights(encoder, read_tensors(path), str(path), full_name))
-    feature_dim = measure(encoder, full_name, size=size, channels=channels)
+    feature_dim = feature_width(encoder, full_name, size=size, channels=channels)
     millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
     notes.insert(0, f"Backbone {full_name}: {millions:.1f} M parameters, {feature_dim} features.")
     spec: Spec = {
@@ -116,11 +113,11 @@ def construct(
         raise ValueError(f"size and channels must be at least 1, got {size} and {channels}")
     if stem not in get_args(Stem):
         raise ValueError(f'stem must be "auto", "small" or "standard", got {stem!r}')
-    library, short = find(name)
+    library, short = resolve_name(name)
     full_name = short if library in ("mixview", "own") else f"{library}/{short}"
     notes: list[str] = []
-    wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE)
-    zero_where_possible, insists = zero_init_residual is not False, zero_init_residual is True
+    wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE_SIZE)
+    zero_where_possible, required = zero_init_residual is not False, zero_init_residual is True
 
     if library == "mixview":
         encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_where_possible)
@@ -136,7 +133,7 @@ def construct(
     if library in ("torchvision", "timm"):
         check_patches(encoder, full_name, size)
 
-    if not is_resnet and insists:
+    if not is_resnet and required:
         raise ValueError(
             f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is none: "
             "set zero_init_residual to false"
@@ -163,7 +160,7 @@ def construct(
                 notes.append("The new stem starts afresh: the ImageNet weights are of the standard one.")
     elif is_resnet:
         notes.append(f"Standard stem (stride 2, max-pool), for images of {size} pixels.")
-    elif library in ("torchvision", "timm") and size <= SMALL_IMAGE and patch_of(encoder) is None:
+    elif library in ("torchvision", "timm") and size <= SMALL_IMAGE_SIZE and patch_of(encoder) is None:
         notes.append(
             f"{full_name} is made for large images and keeps its stem: a ResNet may do better at {size} pixels."
         )
@@ -181,13 +178,13 @@ def construct(
 # Names
 
 
-def find(name: str) -> tuple[str, str]:
+def resolve_name(name: str) -> tuple[str, str]:
     """The library of a name (`mixview`, `own`, `torchvision` or `timm`), and the name within it."""
     prefix, _, rest = name.partition("/")
     if prefix in ("torchvision", "timm") and rest:
         if rest in (torchvision_names() if prefix == "torchvision" else [rest] if is_timm(rest) else []):
             return prefix, rest
-        raise unknown(name)
+        raise unknown_backbone(name)
     if name == "small":
         return "mixview", name
     if names_code("backbone", name):
@@ -196,10 +193,10 @@ def find(name: str) -> tuple[str, str]:
         return "torchvision", name
     if is_timm(name):
         return "timm", name
-    raise unknown(name)
+    raise unknown_backbone(name)
 
 
-def unknown(name: str) -> ValueError:
+def unknown_backbone(name: str) -> ValueError:
     """The error for a name that nobody knows, with the nearest that somebody does."""
     names = {*torchvision_names(), *timm_names(), "small"}
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
@@ -331,9 +328,9 @@ def make_small_stem(resnet: nn.Module) -> None:
 
 def change_channels(model: nn.Module, channels: int) -> None:
     """Rebuild the first convolution of a torchvision model for this many channels; weights come later."""
-    found = first_convolution(model)
-    assert found is not None
-    name, old = found
+    first = first_convolution(model)
+    assert first is not None
+    name, old = first
     new = nn.Conv2d(
         channels,
         old.out_channels,
@@ -410,7 +407,7 @@ def call_factory(factory: Callable[..., object], name: str, offered: Mapping[str
     return factory(**{p.name: offered[p.name] for p in parameters if p.name in offered})
 
 
-def measure(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
+def feature_width(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
     """The encoder's feature width, by a pass of two images in evaluation mode; leaves no trace in the encoder."""
     training = {module: module.training for module in encoder.modules()}
     parameter = next(encoder.parameters(), torch.empty(0))
@@ -428,9 +425,9 @@ def measure(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
         for module, mode in training.items():
             module.training = mode
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        made = f"shape {list(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
+        output = f"shape {list(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
         raise ValueError(
-            f"{name} made an output of {made} of 2 images, expected [2, D]: end it in pooling and flattening, "
+            f"{name} made an output of {output} of 2 images, expected [2, D]: end it in pooling and flattening, "
             "nn.AdaptiveAvgPool2d(1) and nn.Flatten(), and return that tensor alone"
         )
     return features.shape[1]
@@ -462,11 +459,11 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
         stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
         for stem in stems:
             with torch.device("meta"):
-                encoder, *_ = construct(name, size=SMALL_IMAGE, channels=3, stem=stem)
+                encoder, *_ = construct(name, size=SMALL_IMAGE_SIZE, channels=3, stem=stem)
             own, children = encoder.state_dict(), [child for child, _ in encoder.named_children()]
             shapes = {strip_prefixes(key, own, children): value.shape for key, value in tensors.items()}
-            wanted = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
-            if all(shapes.get(key) == shape for key, shape in wanted.items()):
+            expected = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
+            if all(shapes.get(key) == shape for key, shape in expected.items()):
                 parts = {key.partition(".")[0] for key in own}
                 foreign = [key for key in shapes if key.partition(".")[0] in parts and key not in own]
                 if not foreign:

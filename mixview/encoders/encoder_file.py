@@ -124,9 +124,9 @@ def check_spec(spec: Any) -> Spec | None:
     """A spec that came from outside, if it is one; None if not."""
     if not isinstance(spec, dict):
         return None
-    whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= MAX_SIDE_OR_CHANNELS for key in ("size", "channels"))
+    valid = all(type(spec.get(key)) is int and 1 <= spec[key] <= MAX_SIDE_OR_CHANNELS for key in ("size", "channels"))
     if (
-        not whole
+        not valid
         or spec["size"] ** 2 * spec["channels"] > MAX_VALUES
         or type(spec.get("feature_dim")) is not int
         or not isinstance(spec.get("name"), str)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixview.data.dataset import SMALL_IMAGE_SIZE
 from mixview.encoders import backbones, weights
 from mixview.encoders.backbones import Spec
 from mixview.encoders.encoder_file import check_size, read_header, rebuild, save_encoder
@@ -74,14 +75,14 @@ class Import:
         if backbone is None:
             backbone, stem = backbones.guess_backbone(tensors, str(path))
         size = self.size or (SMALL_SIZE if stem == "small" or backbone == "small" else DEFAULT_SIZE)
-        if self.backbone is not None and size <= backbones.SMALL_IMAGE:
+        if self.backbone is not None and size <= SMALL_IMAGE_SIZE:
             stem = "auto"
         with torch.random.fork_rng(devices=[]):
             construct = partial(backbones.construct, backbone, size=size, channels=self.channels, stem=stem)
             check_size(path, backbone, construct, tensors)
             encoder, name, resolved, _ = construct()
         note = weights.load_weights(encoder, tensors, str(path), name)
-        width = backbones.measure(encoder, name, size=size, channels=self.channels)
+        width = backbones.feature_width(encoder, name, size=size, channels=self.channels)
         spec = {"name": name, "size": size, "channels": self.channels, "stem": resolved, "feature_dim": width}
         return encoder, spec, {"imported": path.name}, note
 
@@ -99,10 +100,10 @@ def import_encoder(file: str, **options: Any) -> Path:
 def find_file(path: Path) -> Path:
     """The file of weights that a path means."""
     if path.is_dir():
-        found = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+        if not files:
             raise FileNotFoundError(f"{path} holds none of {', '.join(FOLDER_FILES)}: name the file itself")
-        return found[0]
+        return files[0]
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: check the path")
     return path
@@ -133,8 +134,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
 
 def header_of_torch_file(path: Path) -> str | None:
     """What `mixview export` left beside the tensors, where state dicts keep what is no tensor."""
-    held = read_torch(path)
-    entry = getattr(held, "_metadata", {}).get("mixview")
+    content = read_torch(path)
+    entry = getattr(content, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None
 
 

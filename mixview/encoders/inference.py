@@ -45,25 +45,25 @@ class Encoder:
         device: where it works.
     """
 
-    def __init__(self, subject: LoadedEncoder, device: torch.device) -> None:
-        self.subject = subject
+    def __init__(self, loaded: LoadedEncoder, device: torch.device) -> None:
+        self.loaded = loaded
         self.device = device
-        self.transform = CenterCrop(subject.size, subject.normalize)
-        self.module: nn.Module = subject.encoder.to(device).eval()
+        self.transform = CenterCrop(loaded.size, loaded.normalize)
+        self.module: nn.Module = loaded.encoder.to(device).eval()
 
     @property
     def feature_dim(self) -> int:
         """How many numbers an image becomes."""
-        return self.subject.feature_dim
+        return self.loaded.feature_dim
 
     @property
     def size(self) -> int:
         """Of the images that the network sees, both ways, in pixels."""
-        return self.subject.size
+        return self.loaded.size
 
     def __repr__(self) -> str:
-        size = f"{self.subject.channels}×{self.size}×{self.size}"
-        return f"Encoder({self.subject.name}: {size} -> {self.feature_dim}, on {self.device})"
+        size = f"{self.loaded.channels}×{self.size}×{self.size}"
+        return f"Encoder({self.loaded.name}: {size} -> {self.feature_dim}, on {self.device})"
 
     def to(self, device: str | torch.device) -> Self:
         """Move it to another device."""
@@ -80,19 +80,19 @@ class Encoder:
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        alone = is_one(images)
-        pictures: Iterator[Picture] = iter([images] if alone else images)  # type: ignore[list-item, arg-type]
-        found = []
+        single = is_one(images)
+        pictures: Iterator[Picture] = iter([images] if single else images)  # type: ignore[list-item, arg-type]
+        batches = []
         while some := list(islice(pictures, batch_size)):
             with torch.inference_mode():
                 prepared = torch.stack([self.prepare(each) for each in some])
-                found.append(self.module(prepared))
-        features = torch.cat(found) if found else torch.empty(0, self.feature_dim, device=self.device)
-        return features[0] if alone else features
+                batches.append(self.module(prepared))
+        features = torch.cat(batches) if batches else torch.empty(0, self.feature_dim, device=self.device)
+        return features[0] if single else features
 
     def prepare(self, image: Picture) -> Tensor:
         """One image as the network sees it, [C, size, size] on the encoder's device."""
-        return self.transform(as_tensor(image, self.subject.channels).to(self.device))
+        return self.transform(as_tensor(image, self.loaded.channels).to(self.device))
 
 
 def load(

@@ -64,7 +64,7 @@ def open_regular(path: str | Path, mode: Literal["r", "a"] = "r", *, follow: boo
     # Opening a pipe would otherwise wait for somebody who writes.
     flags = FLAGS[mode] | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if not follow:
-        refuse_link(Path(path))  # where there is no O_NOFOLLOW this is what there is
+        raise_if_link(Path(path))  # where there is no O_NOFOLLOW this is what there is
         flags |= getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -84,12 +84,12 @@ def read_regular(path: Path, limit: int, *, follow: bool = False) -> bytes:
 
 def real_folder(path: Path) -> Path:
     """A folder in a folder, made if it is not there; OSError if it is a link."""
-    refuse_link(path)
+    raise_if_link(path)
     path.mkdir(exist_ok=True)
     return path
 
 
-def refuse_link(path: Path) -> None:
+def raise_if_link(path: Path) -> None:
     """Raise OSError if a path is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path))

@@ -82,16 +82,16 @@ class ArrayUnpickler(pickle.Unpickler):
     """Builds what is named above; any other name in the pickle is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {
+        allowed = {
             "numpy.core.multiarray._reconstruct": start_array,
             "numpy._core.multiarray._reconstruct": start_array,
             "numpy.ndarray": no_call,
             "numpy.dtype": start_type,
             "_codecs.encode": encode_text,
         }
-        if f"{module}.{name}" not in known:
+        if f"{module}.{name}" not in allowed:
             raise UntrustedPickle(f"asks for {module}.{name}")
-        return known[f"{module}.{name}"]
+        return allowed[f"{module}.{name}"]
 
 
 def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) -> Any:

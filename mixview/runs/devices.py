@@ -53,7 +53,7 @@ def make_fabric(
     )
     started = launcher()
     if started is not None:
-        started.agree(devices, nodes)
+        started.check_agrees(devices, nodes)
         devices, nodes = started.devices, started.nodes
     else:
         devices = 1 if on_cpu and devices == "auto" else devices

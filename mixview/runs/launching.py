@@ -22,12 +22,12 @@ class Launcher(NamedTuple):
     nodes: int
     """Machines."""
 
-    def agree(self, devices: int | str, nodes: int | str) -> None:
+    def check_agrees(self, devices: int | str, nodes: int | str) -> None:
         """Raise if settings say something else."""
-        for name, given, started in (("devices", devices, self.devices), ("nodes", nodes, self.nodes)):
-            if str(given) not in ("auto", "-1", str(started)):
+        for name, setting, started in (("devices", devices, self.devices), ("nodes", nodes, self.nodes)):
+            if str(setting) not in ("auto", "-1", str(started)):
                 raise ValueError(
-                    f"--{name} is {given}, but {self.name} has started {self.devices} processes on each of "
+                    f"--{name} is {setting}, but {self.name} has started {self.devices} processes on each of "
                     f"{self.nodes} machines: leave --{name} out, or make it {started}"
                 )
 
@@ -61,12 +61,12 @@ def reinit_process_group(device: str) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world > 1 and not dist.is_initialized():
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world_size > 1 and not dist.is_initialized():
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = dist.TCPStore(*address, world, is_master=False)  # type: ignore[attr-defined, unused-ignore]
+        agent = dist.TCPStore(*address, world_size, is_master=False)  # type: ignore[attr-defined, unused-ignore]
         name = dist.PrefixStore(f"mixview/{attempt}", agent)  # type: ignore[attr-defined, unused-ignore]
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world_size)
 
 
 def exit_with_parent(every: float = 0.5) -> None:
@@ -109,7 +109,7 @@ TRAINING = threading.Lock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def one_training_per_process() -> Iterator[None]:
     """Keep a second training out of this process."""
     require_main_guard()
     if not TRAINING.acquire(blocking=False):
@@ -137,5 +137,5 @@ def explain_lost_peer() -> Iterator[None]:
 
 def is_lost_connection(error: RuntimeError) -> bool:
     """Whether an error says that another process is gone: gloo's are plain RuntimeErrors."""
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+    signs = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)

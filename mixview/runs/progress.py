@@ -43,7 +43,7 @@ class Progress:
         steps_per_epoch: int,
         *,
         start: int = 0,
-        shown: bool = True,
+        enabled: bool = True,
         every: float | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -53,7 +53,7 @@ class Progress:
         self.steps = steps
         self.steps_per_epoch = steps_per_epoch
         self.step = start
-        self.shown = shown
+        self.enabled = enabled
         self.console = console or Console(stderr=True)
         self.terminal = self.console.is_terminal
         self.every = every if every is not None else 0.5 if self.terminal else 30.0
@@ -66,7 +66,7 @@ class Progress:
         self.bar: rich.progress.Progress | None = None
 
     def __enter__(self) -> Self:
-        if self.shown and self.terminal:
+        if self.enabled and self.terminal:
             self.bar = rich.progress.Progress(
                 rich.progress.BarColumn(bar_width=None),
                 rich.progress.TextColumn("{task.description}", markup=False),
@@ -96,7 +96,7 @@ class Progress:
             loss: a number, a tensor, or a function that returns one; read when it is shown and not before.
             knn: k-NN accuracy, 0 to 1; stays until the next one.
         """
-        if not self.shown:
+        if not self.enabled:
             return
         now = self.clock()
         self.image_rate.add(now, images)
@@ -111,12 +111,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self.shown:
+        if self.enabled:
             self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
-        if self.shown:
+        if self.enabled:
             self.console.print(plain(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
@@ -194,13 +194,13 @@ def duration(seconds: float) -> str:
     """A length of time in words: `45 s`, `3 min 20 s`, `1 h 02 min`, `2 d 03 h`."""
     if not math.isfinite(seconds):
         return "for ever"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    minutes = round(whole / 60)
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02} s"
+    minutes = round(total / 60)
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    hours = round(whole / 3600)
+    hours = round(total / 3600)
     return f"{hours // 24} d {hours % 24:02} h"

@@ -147,7 +147,7 @@ def test_measuring_the_features_leaves_no_trace() -> None:
     encoder = SmallResNet()
     encoder.layer2.eval()
     before = copy.deepcopy(encoder.state_dict())
-    assert backbones.measure(encoder, "it", size=16, channels=3) == 128
+    assert backbones.feature_width(encoder, "it", size=16, channels=3) == 128
     assert all(torch.equal(before[key], value) for key, value in encoder.state_dict().items())
     assert encoder.training
     assert not encoder.layer2[0].training

@@ -23,7 +23,7 @@ def test_torchrun_and_srun_say_how_many_there_are() -> None:
 
 @pytest.mark.parametrize(("devices", "nodes"), [("auto", "auto"), (8, 2), ("8", 2), (-1, "auto")])
 def test_settings_may_repeat_what_the_launcher_says(devices: int | str, nodes: int | str) -> None:
-    Launcher("torchrun", 8, 2).agree(devices, nodes)
+    Launcher("torchrun", 8, 2).check_agrees(devices, nodes)
 
 
 def test_settings_that_contradict_the_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_the_loss_is_read_only_when_it_is_shown() -> None:
 def test_only_rank_0_shows_anything() -> None:
     for terminal in (True, False):
         screen = Screen(terminal)
-        with make(screen, shown=False) as progress:
+        with make(screen, enabled=False) as progress:
             progress.update(1, 1, loss=lambda: pytest.fail("read the loss"), knn=0.5)
             progress.say("no")
             progress.warn("no")

@@ -67,13 +67,13 @@ def kernels() -> Kernels | None:
         folder = writable_folder()
 
     class Announcement(event.Listener):  # type: ignore[misc]
-        said = False
+        announced = False
 
         def on_start(self, event: Any) -> None:
-            if not self.said:
-                self.said = True
-                kept = f"once; kept in {folder}" if folder else "no folder to keep it in can be written to"
-                say(f"mixview: compiling the augmentations ({kept}) …", file=sys.stderr)
+            if not self.announced:
+                self.announced = True
+                where = f"once; kept in {folder}" if folder else "no folder to keep it in can be written to"
+                say(f"mixview: compiling the augmentations ({where}) …", file=sys.stderr)
 
         def on_end(self, event: Any) -> None: ...
 

@@ -127,8 +127,8 @@ class Npz(Source):
 
         splits = [name for name in NPZ_SPLITS if first_key((*IMAGE_KEYS[:5], JPEG_KEYS[0]), name, members)]
         if split is not None and split not in splits:
-            known = f"it has {', '.join(splits)}" if splits else "it has no splits; leave split out"
-            raise SourceError(f"{path} has no split {split!r}: {known}")
+            hint = f"it has {', '.join(splits)}" if splits else "it has no splits; leave split out"
+            raise SourceError(f"{path} has no split {split!r}: {hint}")
         self.split = split or next(iter(splits), "")
 
         self._offsets: npt.NDArray[np.int64] | None = None

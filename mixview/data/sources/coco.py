@@ -180,11 +180,11 @@ def find_annotations(root: Path, split: str) -> Path:
     exact = root / "annotations" / f"instances_{split}.json"
     if exact.is_file():
         return exact
-    found = sorted((root / "annotations").glob("instances_*.json"))
-    alike = [path for path in found if path.stem.removeprefix("instances_").rstrip("0123456789") == split]
+    files = sorted((root / "annotations").glob("instances_*.json"))
+    alike = [path for path in files if path.stem.removeprefix("instances_").rstrip("0123456789") == split]
     if len(alike) == 1:
         return alike[0]
-    known = ", ".join(path.stem.removeprefix("instances_") for path in found) or "none"
+    known = ", ".join(path.stem.removeprefix("instances_") for path in files) or "none"
     raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {known}")
 
 

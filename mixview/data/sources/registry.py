@@ -90,10 +90,12 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
             none of them.
     """
     if "split" in options:  # an argument by name, or one of the user's options
-        given = options.pop("split")
-        if split is not None and given not in (None, split):
-            raise SourceError(f"the data has two splits, {split!r} and, among its options, {given!r}: give one of them")
-        split = given if split is None else split
+        option = options.pop("split")
+        if split is not None and option not in (None, split):
+            raise SourceError(
+                f"the data has two splits, {split!r} and, among its options, {option!r}: give one of them"
+            )
+        split = option if split is None else split
     if split is not None and not isinstance(split, str):
         raise SourceError(f"{split!r} is no split: give its name, such as train")
     if split is not None and "[" in split:
@@ -127,12 +129,12 @@ def other_parts(spec: str, source: Source, names: Iterable[str], **options: Any)
 def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *place: Any) -> Source:
     """Construct a source; raise if it does not have an option, and name the one that was probably meant."""
     options = {name: value for name, value in options.items() if not (name == "split" and value is None)}
-    known = list(inspect.signature(make).parameters)[len(place) :]
+    parameters = list(inspect.signature(make).parameters)[len(place) :]
     for name in options:
-        if name not in known:
+        if name not in parameters:
             if name == "split":
                 raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
-            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, known)}")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, parameters)}")
     if not isinstance(options.get("cache", False), bool):
         raise SourceError(
             f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
@@ -168,8 +170,10 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
         hint = suggest(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
         raise SourceError(f"there is neither a path nor a source named {text}{hint}")
     require_folder(path)
-    found = [(kind, family.locate(path)) for kind, family in FORMATS.items() if family.locate]
-    places = [(kind, place) for kind, place in found if place is not None]
+    locations = [
+        (kind, dataset_format.locate(path)) for kind, dataset_format in FORMATS.items() if dataset_format.locate
+    ]
+    places = [(kind, place) for kind, place in locations if place is not None]
     if len(places) > 1:
         names = ", ".join(str(place) for _, place in places)
         raise SourceError(f"{path} holds several data sets, {names}: give the path of one")

@@ -215,23 +215,23 @@ class RemoteFile(io.RawIOBase):
         request = urllib.request.Request(self.url, headers=headers)
         with OPENER.open(request, timeout=self.timeout) as response:
             sent = response.headers.get("Content-Range", "")
-            whole = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", sent, re.ASCII)
-            if response.status != 206 or not whole or int(whole[1]) != start:
+            match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", sent, re.ASCII)
+            if response.status != 206 or not match or int(match[1]) != start:
                 raise SourceError(
                     f"the server of {self.url} does not answer Range requests, without which no image can be picked: "
                     "use another server (nginx, S3 …), or download the file"
                 )
-            if not start <= int(whole[2]) < min(stop, int(whole[3])):
+            if not start <= int(match[2]) < min(stop, int(match[3])):
                 raise SourceError(
                     f"the server of {self.url} answers with {sent!r} to the question for bytes {start}-{stop - 1}: use "
                     "another server (nginx, S3 …), or download the file"
                 )
             version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-            size = int(whole[3])
+            size = int(match[3])
             if self._size and (size, version) != (self._size, self.version):
                 raise SourceError(f"{self.url} changed while it was read: open the source again")
             self._size, self.version = size, version
-            missing = int(whole[2]) + 1 - start
+            missing = int(match[2]) + 1 - start
             while missing > 0 and (piece := response.read1(min(missing, 64 * 1024))):
                 data += piece
                 missing -= len(piece)

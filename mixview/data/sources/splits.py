@@ -56,9 +56,9 @@ class Subset(Source):
 
     def fingerprint(self) -> str:
         """The count of the part, the bytes of the whole (where it has any: what is drawn has none), a hash of both."""
-        whole = self.source.fingerprint()
-        digest = hashlib.blake2b(whole.encode() + self.indices.tobytes(), digest_size=8).hexdigest()
-        return ", ".join([f"{len(self)} images", *whole.split(", ")[1:2], digest])
+        parent = self.source.fingerprint()
+        digest = hashlib.blake2b(parent.encode() + self.indices.tobytes(), digest_size=8).hexdigest()
+        return ", ".join([f"{len(self)} images", *parent.split(", ")[1:2], digest])
 
     def labels(self) -> npt.NDArray[np.int64] | None:
         labels = self.source.labels()
@@ -140,11 +140,11 @@ def take_range(source: Source, start: int | None, stop: int | None) -> Subset:
 
 def parse_range(split: str) -> tuple[str | None, slice | None]:
     """The split and the range of `train[5000:10000]`; of anything else itself and None."""
-    found = re.fullmatch(r"(\w*)\[(\d*):(\d*)\]", split)
-    if found is None:
+    match = re.fullmatch(r"(\w*)\[(\d*):(\d*)\]", split)
+    if match is None:
         return split, None
-    start, stop = (int(each) if each else None for each in found.groups()[1:])
-    return found[1] or None, slice(start, stop)
+    start, stop = (int(each) if each else None for each in match.groups()[1:])
+    return match[1] or None, slice(start, stop)
 
 
 def take_evenly(source: Source, count: int) -> Source:
@@ -165,22 +165,22 @@ def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
     if isinstance(files, str | Path):
         try:
             with Path(files).open(encoding="utf-8", errors="surrogateescape") as file:
-                wanted = [name for name, _ in parse_lines(file)]
+                names = [name for name, _ in parse_lines(file)]
         except OSError as error:
             raise SourceError(f"the list {files} cannot be read ({error.strerror}): check the path") from error
     else:
-        wanted = list(files)
+        names = list(files)
     exact = {source.name(index): index for index in range(len(source))}
     last: dict[str, int] = {}
     for name, index in exact.items():
         base = name.rpartition("/")[2]
         last[base] = index if base not in last else -1
-    indices = [exact.get(name, last.get(name, -2)) for name in wanted]
-    for problem, words in ((-2, "not in"), (-1, "the last part of several names in")):
+    indices = [exact.get(name, last.get(name, -2)) for name in names]
+    for problem, where in ((-2, "not in"), (-1, "the last part of several names in")):
         if problem in indices:
-            name = wanted[indices.index(problem)]
+            name = names[indices.index(problem)]
             raise SourceError(
-                f"{indices.count(problem)} of the {len(wanted)} files in the list are {words} {source!r}, {name} for "
+                f"{indices.count(problem)} of the {len(names)} files in the list are {where} {source!r}, {name} for "
                 f"one: write names as {source.name(0)}"
             )
     return Subset(source, np.array(indices, dtype=np.int64))
@@ -219,8 +219,8 @@ def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: floa
     rarer = np.zeros(len(order), dtype=np.bool_)
     for column in np.argsort(counts, kind="stable"):
         own = present[:, column]
-        wanted = max(round(fraction * int(counts[column])), min(1, int(counts[column])))
-        missing = wanted - int((own & chosen).sum())
+        target = max(round(fraction * int(counts[column])), min(1, int(counts[column])))
+        missing = target - int((own & chosen).sum())
         free = np.concatenate([np.flatnonzero(own & ~chosen & ~rarer), np.flatnonzero(own & ~chosen & rarer)])
         chosen[free[: max(missing, 0)]] = True
         rarer |= own

@@ -59,7 +59,7 @@ class TestImages(Dataset[Any]):
     """Test images and what is in them; None for one that cannot be read."""
 
     def __init__(self, source: Source, indices: list[int], classes: Any, *, channels: int, masks: bool) -> None:
-        self.reader = ImageDataset(source, decoder_for(channels))
+        self.images = ImageDataset(source, decoder_for(channels))
         self.indices = indices
         self.classes = classes
         self.masks = masks
@@ -69,14 +69,14 @@ class TestImages(Dataset[Any]):
 
     def __getitem__(self, place: int) -> tuple[Tensor, Truth] | None:
         index = self.indices[place]
-        reading = self.reader[index]
-        if reading.index != index:
+        sample = self.images[index]
+        if sample.index != index:
             return None
-        height, width = reading.pixels.shape[:2]
-        source = self.reader.source
+        height, width = sample.pixels.shape[:2]
+        source = self.images.source
         objects = objects_of(source, index)
         truth = truth_of(objects, height, width, self.classes, masks=self.masks, name=source.name(index))
-        return to_tensor(reading.pixels), truth
+        return to_tensor(sample.pixels), truth
 
 
 @torch.no_grad()
@@ -100,25 +100,25 @@ def predict(
     predictions = Predictions([], [], [])
     detector.eval()
     with bar("asking", len(own)) as advance, fabric.autocast():
-        for index, question in zip(own, loader, strict=True):
+        for index, example in zip(own, loader, strict=True):
             advance(1)
-            if question is None:
+            if example is None:
                 continue
-            image, truth = question
-            (found,) = detector([image.to(fabric.device).float() / 255])
+            image, truth = example
+            (output,) = detector([image.to(fabric.device).float() / 255])
             predictions.indices.append(index)
             predictions.truth.append(truth)
-            predictions.detections.append(detections_of(found))
+            predictions.detections.append(detections_of(output))
     return gather(predictions, fabric)
 
 
-def detections_of(found: dict[str, Tensor]) -> Detections:
+def detections_of(output: dict[str, Tensor]) -> Detections:
     """What torchvision's detectors say of an image, as arrays; a mask is where it is more likely than not."""
-    masks = found.get("masks")
+    masks = output.get("masks")
     return Detections(
-        found["boxes"].cpu().double().numpy(),
-        found["labels"].cpu().numpy() - 1,
-        found["scores"].cpu().double().numpy(),
+        output["boxes"].cpu().double().numpy(),
+        output["labels"].cpu().numpy() - 1,
+        output["scores"].cpu().double().numpy(),
         None if masks is None else encode_masks((masks[:, 0] > 0.5).cpu().numpy()),
     )
 

@@ -18,7 +18,7 @@ from mixview.data.synthetic.scenes import Scenes
 from mixview.encoders import backbones
 from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.encoders.export import detectron2, state_dicts
-from mixview.encoders.export.base import Cargo
+from mixview.encoders.export.base import ExportSource
 from mixview.encoders.export.command import FORMATS, export
 from mixview.encoders.export.detectron2 import load_detectron2
 from mixview.encoders.export.huggingface import preprocessor_config
@@ -193,7 +193,7 @@ def test_transformers_prepares_images_nearly_as_mixview_does(size: int, tmp_path
     from transformers import AutoImageProcessor
 
     encoder = mixview.load("resnet18", size=size, device="cpu")
-    config = preprocessor_config(Cargo.of(encoder.subject))
+    config = preprocessor_config(ExportSource.of(encoder.loaded))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     for shape, shift in (((600, 600), size == 384), ((500, 600), size > 96)):

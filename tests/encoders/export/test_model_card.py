@@ -23,10 +23,10 @@ def make_run(path: Path) -> Path:
     }
     data = {"kind": "folder", "count": 1234, "fingerprint": "1234 files, abc"}
     RunDirectory.create(path, config, data).close()
-    subject = small()
-    assert subject.spec is not None
+    loaded = small()
+    assert loaded.spec is not None
     about = {"method": "mocov2", "objective": "wbsim", "epoch": "3", "step": "57", "data": "/home/me/secret/photos"}
-    save_encoder(path / "encoder.safetensors", subject.encoder, subject.spec, about)
+    save_encoder(path / "encoder.safetensors", loaded.encoder, loaded.spec, about)
     return path
 
 
