@@ -17,7 +17,7 @@ MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 
 
 def decoder_for(channels: int) -> Decoder:
-    """Decodes images for an encoder of so many channels; of other numbers than 1 and 3, images that are stored so."""
+    """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so."""
     return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
 
 
@@ -157,7 +157,7 @@ class ImageDataset:
         if not allowed.allows(count, total):
             raise SourceError(
                 f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
-                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: mend or remove them"
+                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: repair or remove them"
             )
 
     def _list(self) -> str:

@@ -1,4 +1,4 @@
-"""Batches of views that do not depend on who makes them: the number of workers, processes and restarts.
+"""Batches of views that do not depend on the number of workers, processes and restarts.
 
     sampler = EpochSampler(len(images), batch_size=256, seed=0, rank=rank, world_size=world_size)
     loader = view_loader(images, load_policy("simclr"), sampler, workers=4)
@@ -37,7 +37,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 Backend = Literal["numba", "reference"]
 
 MAX_BATCHED_PIXELS = 128 * 128
-"""Images of at most so many pixels are gathered and augmented in one call; larger ones as they come."""
+"""Images of at most this many pixels are gathered and augmented in one call; larger ones as they come."""
 
 
 class ImageSample(Protocol):
@@ -176,7 +176,7 @@ def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Te
 
 
 def keep_batch(batch: Any) -> Any:
-    """Collate nothing: a data set's `__getitems__` returns finished batches."""
+    """Collate nothing: a dataset's `__getitems__` returns finished batches."""
     return batch
 
 

@@ -4,7 +4,7 @@
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
 
 Nothing that is read here can run code: torch files are opened with `weights_only=True`. Only a name that is an import
-path (`package.module:factory`) does, and that is what it asks for. Whoever takes such a name from a file calls
+path (`package.module:factory`) does, as intended; code that takes such a name from a file calls
 `require_consent` first.
 """
 
@@ -68,10 +68,11 @@ def build(
             `timm/NAME` to say which; `small`, a ResNet of 0.3 M parameters for CPUs; or your own module by import path,
             `package.module:factory`, which is called with `channels` and `size` if it takes them.
         size: side of the images in pixels.
-        channels: of the images.
-        stem: of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
+        channels: image channels.
+        stem: stem of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
             small one for images of up to 64 pixels.
-        weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; None starts afresh.
+        weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; by
+            default random.
         zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
             so where there are any.
     """
@@ -135,13 +136,13 @@ def construct(
 
     if not is_resnet and required:
         raise ValueError(
-            f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is none: "
+            f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is not one: "
             "set zero_init_residual to false"
         )
     if not is_resnet and stem == "small":
         raise ValueError(
-            f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is none: leave stem at "
-            '"auto", and choose a backbone that is made for small images'
+            f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is not one: leave stem "
+            'at "auto", and choose a backbone that is made for small images'
         )
     if pretrained and library in ("mixview", "own"):
         raise ValueError(
@@ -153,11 +154,11 @@ def construct(
         resolved = "small"
         if library != "mixview":
             make_small_stem(encoder)
-            reason = f"the images are {size} pixels" if stem == "auto" else "it was asked for"
+            reason = f"the images are {size} pixels" if stem == "auto" else "stem is small"
             other = '; stem="standard" keeps ImageNet\'s' if stem == "auto" else ""
             notes.append(f"CIFAR stem (3×3, stride 1, no max-pool), because {reason}{other}.")
             if pretrained:
-                notes.append("The new stem starts afresh: the ImageNet weights are of the standard one.")
+                notes.append("The new stem is initialized randomly: the ImageNet weights are for the standard one.")
     elif is_resnet:
         notes.append(f"Standard stem (stride 2, max-pool), for images of {size} pixels.")
     elif library in ("torchvision", "timm") and size <= SMALL_IMAGE_SIZE and patch_of(encoder) is None:
@@ -197,7 +198,7 @@ def resolve_name(name: str) -> tuple[str, str]:
 
 
 def unknown_backbone(name: str) -> ValueError:
-    """The error for a name that nobody knows, with the nearest that somebody does."""
+    """The error for an unknown name, with the nearest known ones."""
     names = {*torchvision_names(), *timm_names(), "small"}
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
     where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
@@ -352,12 +353,12 @@ def patch_of(encoder: nn.Module) -> int | None:
 
 
 def check_patches(encoder: nn.Module, name: str, size: int) -> None:
-    """Raise if a size is no multiple of the patch: the pixels beyond the last patch would be dropped silently."""
+    """Raise if a size is not a multiple of the patch: the pixels beyond the last patch would be dropped silently."""
     patch = patch_of(encoder)
     if patch is not None and size % patch:
         sizes = [multiple for multiple in (size // patch * patch, (size // patch + 1) * patch) if multiple]
         raise ValueError(
-            f"{name} cuts images into patches of {patch} pixels, which {size} pixels is no multiple of: use "
+            f"{name} cuts images into patches of {patch} pixels, and {size} is not a multiple of it: use "
             f"{' or '.join(map(str, sizes))}"
         )
 

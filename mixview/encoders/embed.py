@@ -2,9 +2,9 @@
 
     mixview embed runs/first --data photos/ --out features.parquet
 
-A Parquet file has a row an image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`. A
-.npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
-mixview's cache (`mixview.encoders.features`), which is made by several processes and gone on with after a kill.
+A Parquet file has a row per image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`.
+A .npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
+mixview's cache (`mixview.encoders.features`), which is made by several processes and resumed after a kill.
 """
 
 import json
@@ -49,7 +49,7 @@ class Embedded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(ComputeConfig, EncoderConfig):
-    """Images, and how they are shown to an encoder."""
+    """Images, and how they are preprocessed."""
 
     data: str | None = None
     """The images: a folder, or any other path, address or name (see `mixview data list`)."""
@@ -62,7 +62,7 @@ class Embedding(ComputeConfig, EncoderConfig):
     stage: Stage = "avgpool"
     """Which features: avgpool, the encoder's output; of a ResNet also stem, res2 … res5, pooled."""
     resize: Literal["crop", "squash"] = "crop"
-    """The center of each image, or the whole of it squashed into a square."""
+    """crop the center of each image, or squash the whole image into a square."""
 
     def embed(self) -> Embedded:
         """Features of all the images, from the cache or made now."""
@@ -117,11 +117,11 @@ class Embed(Embedding):
 
 
 def embed(encoder: str, **options: Any) -> Path:
-    """Write the features of any number of images to a file, with their paths. Goes on where it was cut short.
+    """Write the features of any number of images to a file, with their paths. Resumes where it was stopped.
 
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
-        options: of `Embed`.
+        options: fields of `Embed`.
     """
     return Embed(encoder=encoder, **options).run()
 
@@ -139,7 +139,7 @@ def describe(embedded: Embedded, data: str) -> dict[str, str]:
 
 
 def parts(embedded: Embedded) -> Iterator[npt.NDArray[np.int64]]:
-    """The images that could be read, so many at a time."""
+    """The images that could be read, `ROWS` at a time."""
     indices = embedded.features.indices
     with bar("writing", len(indices)) as advance:
         for start in range(0, len(indices), ROWS):
@@ -160,7 +160,7 @@ def labels_of(source: Source) -> tuple[str, list[Any]] | None:
 
 
 def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> None:
-    """A row an image; what made the features is in the file's metadata, under `mixview`."""
+    """A row per image; what made the features is in the file's metadata, under `mixview`."""
     pa, pq = import_optional("pyarrow", "embed"), import_optional("pyarrow.parquet", "embed")
     rows, labels = embedded.rows(), labels_of(embedded.source)
     width = rows.shape[1]

@@ -1,6 +1,6 @@
-"""Features of images, made once: kept on disk, mapped into memory, gone on with after a kill.
+"""Features of images, computed once: kept on disk, mapped into memory, resumed after a kill.
 
-    features = extract(subject, source, CenterCrop(224), stages=("res5", "avgpool"))
+    features = extract(loaded, source, CenterCrop(224), stages=("res5", "avgpool"))
     features["avgpool"]                                            # [M, D], of the images in features.indices
 
 They are kept in mixview's cache under a key of weights, images and transform. A block of images counts when its
@@ -41,7 +41,7 @@ from mixview.runs.progress_bar import Advance, bar
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 
 FORMAT = 1
-"""Of the cache; raised when the same key would mean other numbers."""
+"""Version of the cache; raised when the same key would mean other numbers."""
 
 BLOCK = 64
 """Images that are encoded, written and counted together."""
@@ -155,7 +155,7 @@ def extract(
     Args:
         subject: the encoder.
         source: the images; a bad one is left out, and too many of them stop, as everywhere.
-        transform: how an image is shown.
+        transform: how an image becomes the input.
         stages: which features; all are made in one pass.
         device: cpu, cuda, mps … or auto.
         devices: processes to make them with, each on an accelerator of its own where there are any.
@@ -235,7 +235,7 @@ def fill(
 
 @final
 class TransformedImages(Dataset[tuple[Tensor, int]]):
-    """Images as the encoder is shown them."""
+    """Images transformed to the encoder's input."""
 
     def __init__(self, images: ImageDataset, transform: Transform) -> None:
         self.images = images
@@ -245,7 +245,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """[B, C, S, S], and which images they are [B]: another than was asked for stands in for a bad one."""
+        """[B, C, S, S], and which images they are [B]: another image replaces a bad one."""
         samples = [self.images[index] for index in indices]
         images = torch.stack([self.transform(to_tensor(sample.pixels)) for sample in samples])
         return images, torch.tensor([sample.index for sample in samples])
@@ -340,7 +340,7 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
 
 
 def wait_until(condition: Any, every: float = 0.2) -> None:
-    """Wait for the other processes; whoever started them ends this one if one of them fails."""
+    """Wait for the other processes; their launcher ends this one if one of them fails."""
     while not condition():
         time.sleep(every)
 
@@ -356,7 +356,7 @@ def spawn(
     workers: int | None,
     advance: Advance,
 ) -> None:
-    """Fill the arrays with so many processes, and show how far they are together."""
+    """Fill the arrays with this many processes, and show their joint progress."""
     done = open_array(folder, "done")
     before = int(done.sum())
     each = default_workers(devices) if workers is None else workers

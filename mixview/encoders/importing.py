@@ -42,9 +42,9 @@ class Import:
     backbone: str | None = None
     """The network, where the file does not say it; by default the usual ResNet that fits."""
     size: int | None = None
-    """Of the images that it is shown; by default what the file says, or 224 (32 with the small stem)."""
+    """Input size in pixels; by default what the file says, or 224 (32 with the small stem)."""
     channels: int = 3
-    """Of the images, where the file does not say."""
+    """Image channels, where the file does not say."""
 
     def run(self) -> Path:
         """Read, rebuild, write. Returns the file."""
@@ -92,7 +92,7 @@ def import_encoder(file: str, **options: Any) -> Path:
 
     Args:
         file: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export.
-        options: of `Import`.
+        options: fields of `Import`.
     """
     return Import(file=file, **options).run()
 
@@ -110,7 +110,7 @@ def find_file(path: Path) -> Path:
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]:
-    """Tensors by mixview's names, mixview's header if there is one, and the backbone that a config.json tells of."""
+    """Tensors by mixview's names, mixview's header if there is one, and the backbone that a config.json names."""
     if path.suffix == ".onnx":
         return *graphs.read_onnx(path), None
     if path.suffix == ".pt2":
@@ -121,19 +121,19 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
         return weights.read_tensors(path), header_of_torch_file(path), None
     tensors, metadata = weights.read_safetensors(path)
     backbone = None
-    tells_itself = "mixview" in metadata
-    has_own_names = tells_itself and "format" not in metadata  # which exports for other programs say
+    has_header = "mixview" in metadata
+    has_own_names = has_header and "format" not in metadata  # which exports for other programs say
     if (path.parent / "config.json").is_file() and not has_own_names:
         try:
             tensors, backbone = huggingface.read_names(path.parent, tensors)
         except ValueError:
-            if not tells_itself:  # else the config.json may be of anything that lies in the same folder
+            if not has_header:  # else the config.json may be of anything that lies in the same folder
                 raise
     return tensors, metadata.get("mixview"), backbone
 
 
 def header_of_torch_file(path: Path) -> str | None:
-    """What `mixview export` left beside the tensors, where state dicts keep what is no tensor."""
+    """What `mixview export` left beside the tensors, where state dicts keep what is not a tensor."""
     content = read_torch(path)
     entry = getattr(content, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None

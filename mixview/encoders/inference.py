@@ -5,7 +5,7 @@
     encoder(["cat.jpg", "dog.jpg"])             # [2, D], of any number of them
     encoder.module(prepared)                    # the bare network, for images that are prepared, and for gradients
 
-Images are shown as evaluations show them: the middle of the image, at the size that the encoder was trained on.
+Images are preprocessed as in evaluations: the middle of the image, at the size that the encoder was trained with.
 """
 
 import os
@@ -30,8 +30,8 @@ from mixview.encoders.loading import EncoderConfig, LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.generic] | Tensor
-"""One image: a path, the bytes of a file, a PIL image, an array [H, W] or [H, W, C], or a tensor [C, H, W]. Whole
-numbers are 0 to 255, others 0 to 1."""
+"""One image: a path, the bytes of a file, a PIL image, an array [H, W] or [H, W, C], or a tensor [C, H, W]. Integers
+are 0 to 255, others 0 to 1."""
 
 BATCH = 64
 
@@ -41,7 +41,7 @@ class Encoder:
     """Images to features, in evaluation mode and without gradients; `load` makes one.
 
     Args:
-        subject: the encoder, and how images are shown to it.
+        loaded: the encoder, with its input size and normalization.
         device: where it works.
     """
 
@@ -53,12 +53,12 @@ class Encoder:
 
     @property
     def feature_dim(self) -> int:
-        """How many numbers an image becomes."""
+        """Number of features per image."""
         return self.loaded.feature_dim
 
     @property
     def size(self) -> int:
-        """Of the images that the network sees, both ways, in pixels."""
+        """Input size of the network in pixels."""
         return self.loaded.size
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Encoder:
         """Features [D] of one image, [N, D] of several: a list, or an array [N, H, W, C] or tensor [N, C, H, W].
 
         Args:
-            images: of any size each. They are read as they are needed, so that a list of paths may be long.
+            images: one or several, of any sizes. They are read as they are needed, so a list of paths may be long.
             batch_size: images that go through the network at once.
         """
         if batch_size < 1:
@@ -110,9 +110,9 @@ def load(
     Args:
         encoder: the folder of a run, a file of weights (mixview's or anybody's), or a model by name.
         backbone: the model of a file that does not say it; by default the usual ResNet that fits.
-        weights: of a model by name: imagenet, or a file.
-        size: of the images that it is shown; by default what it was trained on.
-        channels: of the images, for an encoder that does not say: 3 for color, 1 for grayscale.
+        weights: weights for a model by name: imagenet, or a file.
+        size: input size in pixels; by default the one it was trained with.
+        channels: image channels, for an encoder that does not say: 3 for color, 1 for grayscale.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """

@@ -1,4 +1,4 @@
-"""`mixview neighbors`: look-alikes of an image, near-duplicates and outliers of a folder, to look at and as a list.
+"""`mixview neighbors`: images similar to a query, near-duplicates and outliers of a folder, as a picture and a list.
 
     mixview neighbors runs/first --data photos/ --query cat.jpg       # what looks like this
     mixview neighbors runs/first --data photos/                       # near-duplicates and outliers
@@ -51,28 +51,28 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FindNeighbors(Embedding):
-    """Images that are alike, and images that are like no other."""
+    """Find similar images, near-duplicates and outliers."""
 
     query: str | None = None
-    """An image, or a folder of them: what is looked for among the data."""
+    """An image, or a folder of them, to find similar images of in the data."""
     find: Find | None = None
-    """alike (look-alikes of the query), duplicates or outliers; by default alike with a query, else the other two."""
+    """alike (images similar to the query), duplicates or outliers; by default alike with a query, else the others."""
     count: Count = 16
-    """How many look-alikes of a query, or outliers."""
+    """Number of similar images per query, or of outliers."""
     threshold: float = 0.95
     """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
     neighbors: Count = 10
-    """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
+    """Nearest neighbors per image that are checked for duplicates, and that an outlier's score is the mean of."""
     search: SearchMethod = "auto"
     """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
     out: Annotated[str, ROOM] = "neighbors.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
 
     def run(self) -> list[Finding]:
-        """Look, write the sheet and the list, and print what was found."""
+        """Search, write the sheet and the list, and print the findings."""
         self.check()
         embedded = self.embed()
-        if rank_and_world_size()[0] > 0:  # one process of many looks
+        if rank_and_world_size()[0] > 0:  # one process of many searches
             return []
         features = embedded.features[self.stage]
         mean = features.mean(0)
@@ -94,7 +94,7 @@ class FindNeighbors(Embedding):
 
     @property
     def what(self) -> tuple[Find, ...]:
-        """What is looked for."""
+        """What to find."""
         if self.find is not None:
             return (self.find,)
         return ("alike",) if self.query is not None else ("duplicates", "outliers")
@@ -102,9 +102,9 @@ class FindNeighbors(Embedding):
     def check(self) -> None:
         """Raise if the options contradict each other."""
         if self.what == ("alike",) and self.query is None:
-            raise ValueError("there is nothing to look for: give --query an image or a folder of them")
+            raise ValueError("there is no query to compare with: give --query an image or a folder of them")
         if self.what != ("alike",) and self.query is not None:
-            raise ValueError(f"--find {self.find} looks at the data alone: leave --query {self.query} out")
+            raise ValueError(f"--find {self.find} takes no query: leave --query {self.query} out")
         if Path(self.out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
             raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
         if not -1 <= self.threshold <= 1:
@@ -113,7 +113,7 @@ class FindNeighbors(Embedding):
     def find_similar(
         self, embedded: Embedded, bank: Tensor, mean: Tensor
     ) -> tuple[list[Finding], str, dict[int, Pixels]]:
-        """The look-alikes of each query. Queries are numbered -1, -2 …; their pictures come along."""
+        """The images similar to each query. Queries are numbered -1, -2 …; their pictures come along."""
         assert self.query is not None
         names, pixels, queries = self.read_queries(self.query, embedded)
         near, description = find_nearest(bank, queries - mean, self.count, self.search)
@@ -125,7 +125,7 @@ class FindNeighbors(Embedding):
         return findings, description, {-1 - number: picture for number, picture in enumerate(pixels)}
 
     def read_queries(self, query: str, embedded: Embedded) -> tuple[list[str], list[Pixels], Tensor]:
-        """Names, pictures and features of what is looked for."""
+        """Names, pictures and features of the queries."""
         path = Path(query).expanduser()
         if is_image_name(path.name) and not path.is_dir():
             pixels = decoder_for(embedded.loaded.channels)(read_file(path, query), query)
@@ -152,7 +152,7 @@ class FindNeighbors(Embedding):
     def report(
         self, findings: list[Finding], embedded: Embedded, description: str, pictures: dict[int, Pixels]
     ) -> None:
-        """Draw the sheet, write the list, say what there is."""
+        """Draw the sheet, write the list, print the findings."""
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(out.with_suffix(".csv")) as file:
@@ -170,11 +170,11 @@ class FindNeighbors(Embedding):
 
 
 def neighbors(encoder: str, **options: Any) -> list[Finding]:
-    """Find the look-alikes of an image, or the near-duplicates and outliers of a folder; draw and list them.
+    """Find the images similar to a query, or the near-duplicates and outliers of a folder; draw and list them.
 
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
-        options: of `FindNeighbors`.
+        options: fields of `FindNeighbors`.
     """
     return FindNeighbors(encoder=encoder, **options).run()
 

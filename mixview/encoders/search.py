@@ -13,7 +13,7 @@ from mixview.runs.progress_bar import bar
 SearchMethod = Literal["auto", "exact", "graph"]
 
 MAX_EXACT_PAIRS = 4e9
-"""Up to so many pairs of features are compared one by one: about a minute at 2,048 numbers each on a few cores."""
+"""The most pairs of features that are compared one by one: about a minute at 2,048 numbers each on a few cores."""
 CHECKED = 100
 """Queries whose neighbors are also found exactly, to say how good the graph's are."""
 CHUNK = 4096
@@ -138,13 +138,13 @@ def chunks(queries: Tensor, position: Tensor, size: int = 256) -> list[tuple[Ten
 
 
 def cosines(bank: Tensor, queries: Tensor, position: Tensor) -> Tensor:
-    """[Q, k] of each query with those of the bank at `position`."""
+    """[Q, k] cosines of each query with the features of the bank at `position`."""
     near = l2_normalize(bank[position.flatten()]).view(*position.shape, -1)
     return (near @ l2_normalize(queries).unsqueeze(2)).squeeze(2)
 
 
 def measure_recall(bank: Tensor, queries: Tensor, neighbors: Neighbors, k: int) -> float:
-    """The share of true neighbors among those found, of some queries, evenly chosen."""
+    """The share of true neighbors among the neighbors of some queries, evenly chosen."""
     some = torch.linspace(0, len(queries) - 1, min(CHECKED, len(queries))).long()
     true = nearest(bank, queries[some], k=k)
     # Equally near ones are as good: what counts is to be as near as the farthest true neighbor.

@@ -58,7 +58,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     if path.suffix not in TORCH_SUFFIXES:
-        raise ValueError(f"{path} is no file of weights that is known: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
+        raise ValueError(f"{path} is not a known file of weights: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
     content = read_torch(path)
     while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
         inside = next((key for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
@@ -80,7 +80,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise ValueError(
-            f"{path} is no whole safetensors file ({first_line(error)}): it was cut short or is something else; "
+            f"{path} is not a complete safetensors file ({first_line(error)}): it was cut short or is something else; "
             "copy or export it again"
         ) from error
 

@@ -87,7 +87,7 @@ def average_precision(
     total = true_positives[..., -1] if missed is None else true_positives[..., -1] + missed
     if interpolation == "11-point":
         tenths = torch.arange(11, device=scores.device)
-        # In whole numbers, since 3 of 10 must reach 0.3: found / total >= tenths / 10.
+        # In integers, since 3 of 10 must reach 0.3: true_positives / total >= tenths / 10.
         needed = (tenths * total.unsqueeze(-1) + 9) // 10
         first = torch.searchsorted(true_positives, needed.contiguous())
         reached = first < true_positives.shape[-1]

@@ -1,6 +1,5 @@
 """Check whether test images are among those that the encoder, or the classifier on top of it, was trained on."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +8,9 @@ import numpy as np
 from mixview.data.sources.base import Source
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.identity import ContentHashes, content_hashes, sample_hashes
+from mixview.encoders.provenance import try_to_read
 from mixview.io.archives import read_arrays
+from mixview.io.records import Data
 from mixview.runs.progress_bar import bar
 
 IMAGES_FILE = "images.npz"
@@ -20,7 +21,7 @@ class TrainingImages(NamedTuple):
     """The images that a run was trained on."""
 
     hashes: ContentHashes
-    """Identities of those that are known …"""
+    """Hashes of those that are known …"""
     total: int
     """… of this many."""
 
@@ -50,7 +51,7 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
         return notes, warnings
     learned = read_training_images(run, [(train, train_images), (test, test_images)])
     if learned is None:
-        warnings.append("The run did not note its images: it is not known whether the test images are among them.")
+        warnings.append("The run did not record its images: it is unknown whether the test images are among them.")
         return notes, warnings
     if text := learned.shared(test_images, "test images"):
         warnings.append(f"{text}: the metrics are of images that it has seen, and too high.")
@@ -64,10 +65,10 @@ def read_training_images(run: Path, candidates: list[tuple[Source, ContentHashes
     try:
         hashes, count = read_arrays(run / IMAGES_FILE, "identities", "count")
         if hashes.dtype != np.uint64 or hashes.ndim != 1:
-            raise ValueError("these are no numbers of images")
+            raise ValueError("these are not hashes of images")
         return TrainingImages(hashes, int(count))
     except (OSError, ValueError, KeyError, TypeError):
-        recorded = read_data(run).get("fingerprint")
+        recorded = (try_to_read(run / "data.json", Data) or {}).get("fingerprint")
         for source, images in candidates:
             if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
                 return TrainingImages(images, len(images))
@@ -75,7 +76,7 @@ def read_training_images(run: Path, candidates: list[tuple[Source, ContentHashes
 
 
 def all_hashes(source: Source) -> ContentHashes:
-    """[N] the numbers of all images of a source that can be read."""
+    """[N] the hashes of all images of a source that can be read."""
     parts = []
     with bar("comparing images", len(source)) as advance:
         for start in range(0, len(source), 256):
@@ -83,12 +84,3 @@ def all_hashes(source: Source) -> ContentHashes:
             parts.append(content_hashes(source, indices))
             advance(len(indices))
     return np.concatenate(parts)
-
-
-def read_data(run: Path) -> dict[str, object]:
-    """The record of a run's data; empty if it cannot be read."""
-    try:
-        data = json.loads((run / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -1,7 +1,7 @@
 """The paper's tables as data, and the one cell that a measurement compares with.
 
     tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")                          # "84.8"
-    cells()[Address("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
+    cells()[PaperKey("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
     find(result, "mAP")                                                        # the same, for a result of that run
 
 Every number of the paper has one address. A result that is not of exactly that run, protocol and data has none: the
@@ -29,7 +29,7 @@ class PaperTable(NamedTuple):
 
     number: int
     label: str
-    """Of the paper's source; two tables share one."""
+    """LaTeX label in the paper's source; two tables share one."""
     caption: str
     columns: tuple[str, ...]
     hidden: tuple[str, ...]
@@ -54,7 +54,7 @@ class PaperKey(NamedTuple):
     """Empty for sim and supervised, as is alpha."""
     alpha: str
     epochs: str
-    """Of pretraining; empty for supervised."""
+    """Epochs of pretraining; empty for supervised."""
     protocol: str
     """A protocol of `mixview evaluate` (linear with its schedule, detection with its recipe), or cost, or
     linear-infomin, which is InfoMin's own."""

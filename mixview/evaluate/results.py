@@ -216,7 +216,7 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     if any(row.runs > 1 for row in rows):
         table.add_column("runs", justify="right")
     if any(cells):
-        table.add_column("the paper's", justify="right")
+        table.add_column("paper", justify="right")
     for row, cell in zip(rows, cells, strict=True):
         name = row.example.encoder if row.runs == 1 else method_label(row.example)
         name = ", ".join(filter(None, [name, apart[encoder_key(row.example)]]))

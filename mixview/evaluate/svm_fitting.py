@@ -35,7 +35,7 @@ LIBLINEAR_TOLERANCE = 1e-4
 """The published one."""
 
 MAX_ELEMENTS = 2**25
-"""Of images by problems at once: a quarter of a gigabyte for each of the solver's ten or so matrices."""
+"""The most images × problems at once: a quarter of a gigabyte for each of the solver's ten or so matrices."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
     if bool(nowhere.any()):
         if fit.fallback_cost not in fit.costs:
             raise ValueError(
-                f"there are too few positives to cross-validate, and the fallback_cost {fit.fallback_cost:g} is none "
-                f"of the costs: choose one of {', '.join(f'{cost:g}' for cost in fit.costs)}"
+                f"there are too few positives to cross-validate, and the fallback_cost {fit.fallback_cost:g} is not "
+                f"one of the costs: choose one of {', '.join(f'{cost:g}' for cost in fit.costs)}"
             )
         chosen[nowhere] = fit.costs.index(fit.fallback_cost)
     return chosen

@@ -298,7 +298,7 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
     """One random crop, perhaps flipped, of each image, by (epoch, index).
 
     Args:
-        reader: decoded images by index.
+        images: decoded images by index.
         size: crop size in pixels.
         normalize: the normalization the encoder was trained with.
         seed: random seed.
@@ -424,7 +424,7 @@ def train_classifier(
     Args:
         network: encoder and classifiers.
         loaded: the encoder it is built on, with its input size and normalization.
-        task: images and labels.
+        labeled: images and labels.
         schedule: fitted to the number of images.
         run: where.
         head_rate: learning rate of the heads, as a multiple of the encoder's.

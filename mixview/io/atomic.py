@@ -20,8 +20,8 @@ TEMPORARY = ".mixview-tmp"  # a name that no file of anybody else has
 def atomic_write(path: Path, verify: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
     """A binary file that appears under `path`, in place of what was there, when the block ends without an error.
 
-    It is written beside it, flushed to the disk, checked by `verify` and only then renamed: whoever reads `path` finds
-    the old content or the new, whole. An error removes the temporary file and leaves the old content.
+    It is written beside it, flushed to the disk, checked by `verify` and only then renamed: a reader of `path` finds
+    either the old content or the new. An error removes the temporary file and leaves the old content.
     """
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{TEMPORARY}")  # nobody can guess it
     try:
@@ -74,7 +74,7 @@ def open_regular(path: str | Path, mode: Literal["r", "a"] = "r", *, follow: boo
 
 
 def read_regular(path: Path, limit: int, *, follow: bool = False) -> bytes:
-    """The content of a regular file; OSError if it is none, or holds more than `limit` bytes."""
+    """The content of a regular file; OSError if it is not one, or holds more than `limit` bytes."""
     with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:

@@ -98,7 +98,7 @@ def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) 
     """The content of a pickle.
 
     Args:
-        what: it should be, for errors.
+        what: what it should be, for errors.
         encoding: what Python 2's text becomes: bytes, or text by this code.
     """
     try:
@@ -123,7 +123,7 @@ def read_torch(path: Path) -> Any:
             with open_archive(path):  # none of its members unpacks to far more than it is
                 pass
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice for whoever wrote the file, not for whoever reads it
+            warnings.simplefilter("ignore")  # advice for the author of the file, not for its reader
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken pickle can raise anything
         raise ValueError(

@@ -54,7 +54,7 @@ def is_restarted() -> bool:
 
 
 def reinit_process_group(device: str) -> None:
-    """After a restart by torchrun, meet the other processes under a name of this attempt's own.
+    """After a restart by torchrun, rejoin the process group under a name of this attempt's own.
 
     Its agent keeps one store over all attempts, in which Fabric's processes would find the addresses of dead ones.
     """
@@ -82,7 +82,7 @@ def exit_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
     """End this process, as a kill would, soon after the one that started it has died.
 
     Args:
-        every: seconds between two looks.
+        every: seconds between two checks.
         parent: the one that started it; by default the parent of now, which is another if that one is dead already.
     """
     parent = os.getppid() if parent is None else parent

@@ -28,11 +28,11 @@ class Progress:
     The bar is drawn from `update` and by no thread of its own, so that data loaders may fork at any time.
 
     Args:
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         steps_per_epoch: to name the epoch.
         start: the steps that an earlier session did.
         shown: False on every process but rank 0: nothing is printed, and no loss is read.
-        every: seconds from one look at the loss to the next; by default 0.5 on a terminal and 30 elsewhere.
+        every: seconds between two readings of the loss; by default 0.5 on a terminal and 30 elsewhere.
         console: where to; by default standard error.
         clock: what tells the time, in seconds.
     """
@@ -49,7 +49,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if steps < 1 or steps_per_epoch < 1:
-            raise ValueError(f"a run needs at least one step, and one an epoch, got {steps} and {steps_per_epoch}")
+            raise ValueError(f"a run needs at least one step, and one per epoch, got {steps} and {steps_per_epoch}")
         self.steps = steps
         self.steps_per_epoch = steps_per_epoch
         self.step = start
@@ -153,7 +153,7 @@ class Progress:
 
 
 class Rate:
-    """Things a second, lately: what is older than `memory` seconds, or than `share` of the time, fades.
+    """Things per second, lately: what is older than `memory` seconds, or than `share` of the time, fades.
 
     The clock starts with the first report: what comes before it, such as compiling and filling caches, never counts.
     """
@@ -179,7 +179,7 @@ class Rate:
 
     @property
     def value(self) -> float | None:
-        """Things a second; None before the second report."""
+        """Things per second; None before the second report."""
         return self.things / self.seconds if self.seconds > 0 else None
 
 
@@ -193,7 +193,7 @@ def round_off(number: float) -> str:
 def duration(seconds: float) -> str:
     """A length of time in words: `45 s`, `3 min 20 s`, `1 h 02 min`, `2 d 03 h`."""
     if not math.isfinite(seconds):
-        return "for ever"
+        return "forever"
     total = max(0, round(seconds))
     if total < 60:
         return f"{total} s"

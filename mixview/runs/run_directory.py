@@ -7,7 +7,7 @@
     metrics.jsonl       one JSON object per line
     checkpoints/        see `mixview.runs.checkpoints`
 
-Whoever runs adds files of its own. All but the metrics are replaced atomically. One process writes (rank 0), and holds
+Trainings add files of their own. All but the metrics are replaced atomically. One process writes (rank 0), and holds
 the folder's lock.
 """
 
@@ -48,7 +48,7 @@ PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "sa
 
 
 class RunDirectoryError(RuntimeError):
-    """A folder that cannot be used as asked: one sentence with the folder, the cause and the remedy."""
+    """A folder that cannot be used as requested: one sentence with the folder, the cause and the remedy."""
 
 
 class RunDirectory:
@@ -217,7 +217,7 @@ class RunDirectory:
         JSON has no NaN and infinity: they become null, and `non_finite` says which and what.
         """
         if type(record.get("step")) is not int:
-            raise ValueError(f'a record needs its step as a whole number, got {record.get("step")!r}: {{"step": 1, …}}')
+            raise ValueError(f'a record needs its step as an integer, got {record.get("step")!r}: {{"step": 1, …}}')
         line = encode(record)
         with self.explain_disk_error("write the metrics of"):
             if self.metrics_file is None:
@@ -243,8 +243,8 @@ class RunDirectory:
         Log what belongs to a step before saving its checkpoint. -1 drops everything, for a run without a checkpoint.
 
         Args:
-            step: of the checkpoint.
-            needs: of this very step, drop records without this metric too: they were logged after the checkpoint.
+            step: step of the checkpoint.
+            needs: drop also records of this very step without this metric: they were logged after the checkpoint.
         """
         if self.metrics_file is not None:
             self.metrics_file.close()

@@ -45,7 +45,7 @@ def test_too_many_stop_with_the_list(folder: Folder) -> None:
     (sentence,) = str(caught.value).splitlines()
     assert sentence.startswith("3 of 6 images are bad (1.jpg is not an image")
     assert all(f"{name}.jpg is " in sentence for name in (1, 2, 5))
-    assert sentence.endswith("mend or remove them")
+    assert sentence.endswith("repair or remove them")
     with refuses(SourceError, "1 of 6"):
         ImageDataset(folder, tolerance=STRICT)[1]
 

@@ -86,14 +86,14 @@ def test_truncated_and_foreign_files_are_refused(tmp_path: Path, file: Path) -> 
     for length in (0, 5, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(
-            ValueError, match=r"encoder.safetensors is no whole safetensors file .*copy or export it again"
+            ValueError, match=r"encoder.safetensors is not a complete safetensors file .*copy or export it again"
         ):
             load_encoder(file)
     save_file({"a": torch.rand(2)}, file)
     with pytest.raises(ValueError, match=r"holds weights but no mixview header.*build\(NAME, size=…, weights="):
         load_encoder(file)
     torch.save({}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"weights.pt is no exported encoder"):
+    with pytest.raises(ValueError, match=r"weights.pt is not an exported encoder"):
         load_encoder(tmp_path / "weights.pt")
     with pytest.raises(FileNotFoundError, match="no weights at"):
         load_encoder(tmp_path / "absent")

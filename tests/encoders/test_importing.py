@@ -90,7 +90,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     for name in ("a.onnx", "a.pt2", "a.safetensors", "a.pkl", "a.pth"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
-        with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is no whole)"):
+        with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is not a complete)"):
             import_encoder(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.onnx: check the path"):
         import_encoder(str(tmp_path / "absent.onnx"))

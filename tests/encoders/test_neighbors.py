@@ -94,8 +94,8 @@ def test_identical_images_lose_their_farthest_neighbor_instead_of_themselves() -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"find": "alike"}, "there is nothing to look for: give --query"),
-        ({"find": "outliers", "query": "a.png"}, "--find outliers looks at the data alone: leave --query a.png out"),
+        ({"find": "alike"}, "there is no query to compare with: give --query"),
+        ({"find": "outliers", "query": "a.png"}, "--find outliers takes no query: leave --query a.png out"),
         ({"out": "list.txt"}, "the contact sheet is a picture, not 'list.txt'"),
         ({"threshold": 95}, "the threshold is a cosine, -1 to 1, got 95"),
         ({"count": 0}, "--count must be a whole number, at least 1, got 0"),

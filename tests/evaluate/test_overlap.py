@@ -68,7 +68,7 @@ def test_test_images_among_the_training_images_are_said(tmp_path: Path) -> None:
 def test_an_older_run_is_known_by_its_fingerprint_or_said_to_be_unknown(tmp_path: Path) -> None:
     train, test = scenes(20), scenes(20, "test")
     run = run_folder(tmp_path / "run")
-    assert "did not note its images" in check(run, train, test)[1][0]
+    assert "did not record its images" in check(run, train, test)[1][0]
     (run / "data.json").write_text(json.dumps({"fingerprint": test.fingerprint(), "count": 20}))
     assert "20 of the 20 test images" in check(run, train, test)[1][0]
 
@@ -95,4 +95,4 @@ def test_of_many_images_an_even_sample_is_noted_and_that_is_said(tmp_path: Path)
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
     (run / "images.npz").write_bytes(b"PK\x03\x04 and no more")
-    assert "did not note its images" in check(run, scenes(20), scenes(20, "test"))[1][0]
+    assert "did not record its images" in check(run, scenes(20), scenes(20, "test"))[1][0]

@@ -261,5 +261,5 @@ def test_a_fallback_that_is_no_cost_is_refused_when_it_is_needed() -> None:
     train, test = draw(0, 30, difficult=0), draw(1, 30)
     train.labels[:, 0] = 0
     train.labels[3, 0] = 1
-    with pytest.raises(ValueError, match="fallback_cost 7 is none of the costs"):
+    with pytest.raises(ValueError, match="fallback_cost 7 is not one of the costs"):
         evaluate_svm(train, test, fit=few_costs(fallback_cost=7.0))

@@ -160,7 +160,7 @@ def test_an_error_leaves_the_terminal_in_order() -> None:
         (3720, "1 h 02 min"),
         (86_399, "1 d 00 h"),
         (2 * 86_400 + 3 * 3600, "2 d 03 h"),
-        (float("inf"), "for ever"),
+        (float("inf"), "forever"),
     ],
 )
 def test_duration(seconds: float, words: str) -> None:
@@ -168,5 +168,5 @@ def test_duration(seconds: float, words: str) -> None:
 
 
 def test_a_run_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one step, and one an epoch, got 0 and 80"):
+    with pytest.raises(ValueError, match="at least one step, and one per epoch, got 0 and 80"):
         make(Screen(False), steps=0)

@@ -70,7 +70,7 @@ class Coco(ImageFiles):
     """COCO, its annotations held in arrays: `annotations/instances_train2017.json` beside `train2017/`.
 
     Categories are numbered 0, 1, 2 … in the order of their ids, which have gaps; `category_ids` are those ids, and
-    `image_ids` those of the images, for whoever writes results in COCO's format.
+    `image_ids` those of the images, to write results in COCO's format.
 
     Args:
         root: the folder that holds `annotations`.
@@ -189,7 +189,7 @@ def find_annotations(root: Path, split: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; a name that no file can have is none."""
+    """Whether a file is there; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

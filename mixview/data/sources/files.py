@@ -21,7 +21,7 @@ from mixview.io.run_folders import is_run
 
 TRAIN_SPLITS = ("train", "training")
 SPLITS = frozenset((*TRAIN_SPLITS, "val", "valid", "validation", "test", "testing", "unlabeled", "extra"))
-"""Subfolders with these names are parts of a data set, not classes."""
+"""Subfolders with these names are parts of a dataset, not classes."""
 
 SYNSET = re.compile(r"n\d{8}")
 WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
@@ -39,7 +39,7 @@ class ImageFiles(Source):
         labels: [N] the class of each.
         classes: the names of the classes.
         skipped: what was left out, and why.
-        notes: what else to tell of what was left out.
+        notes: further sentences on what was left out.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ def read_file(path: str | Path, name: str) -> bytes:
         with open_regular(path, follow=True) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image: remove it from the data")
-            return file.read(size or 1)  # some files of the system have no size, and are no images
+            return file.read(size or 1)  # some files of the system have no size, and are not images
     except (OSError, ValueError) as error:
         if isinstance(error, BadImage):
             raise
@@ -100,7 +100,7 @@ def read_file(path: str | Path, name: str) -> bytes:
 
 
 def file_size(path: bytes) -> int:
-    """In bytes; -1 if there is no such file."""
+    """Size in bytes; -1 if there is no such file."""
     try:
         return os.stat(path).st_size  # noqa: PTH116, a million Path objects would cost more than the calls
     except OSError:
@@ -136,7 +136,7 @@ class FoundImages(NamedTuple):
     images: list[str]
     """Relative paths, sorted."""
     skipped: dict[str, str]
-    """What looked like an image and is none: its path, and why."""
+    """What looked like an image and is not: its path, and why."""
     notes: list[str]
     """Sentences on what else was left out."""
 
@@ -213,7 +213,7 @@ def subfolders(root: Path) -> list[Path]:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The subfolders that are named like the parts of a data set (train, val …), if there are no other folders."""
+    """The subfolders that are named like the parts of a dataset (train, val …), if there are no other folders."""
     folders = {path.name: path for path in subfolders(root)}
     named = {name: path for name, path in folders.items() if name.lower() in SPLITS}
     return named if len(named) == len(folders) else {}

@@ -20,7 +20,7 @@ class HuggingFace(Source):
 
     Args:
         root: the folder.
-        split: of a DatasetDict; by default train.
+        split: split of a DatasetDict; by default train.
         image_column: by default the only column of images.
         label_column: by default the only column of class labels.
     """

@@ -18,11 +18,11 @@ from mixview.io.atomic import atomic_write
 ContentHashes = npt.NDArray[np.uint64]
 
 MAX_SAMPLED = 100_000
-"""Of a larger source so many images, evenly chosen, are recorded."""
+"""The most images of a source that are recorded; of a larger one, this many, evenly chosen."""
 
 
 def content_hash(stored: bytes | Pixels) -> int:
-    """A number for the content of an image."""
+    """A 64-bit hash of the content of an image."""
     digest = hashlib.blake2b(digest_size=8)
     if not isinstance(stored, bytes):
         digest.update(str(stored.shape).encode())
@@ -32,7 +32,7 @@ def content_hash(stored: bytes | Pixels) -> int:
 
 
 def content_hashes(source: Source, indices: Iterable[int]) -> ContentHashes:
-    """[M] the numbers of these images, those that can be read."""
+    """[M] the hashes of these images, those that can be read."""
     hashes = []
     for index in indices:
         try:
@@ -49,7 +49,7 @@ def find_shared(source: Source, others: ContentHashes) -> npt.NDArray[np.bool_]:
 
 
 def sample_hashes(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0) -> ContentHashes:
-    """[M] the numbers of a source's images, sorted: of all, or of an even sample where they are many or slow to read.
+    """[M] the hashes of a source's images, sorted: all, or an even sample where they are many or slow to read.
 
     Images are only read, not decoded. Every further one of a sequence that stays even wherever time runs out is taken.
     """

@@ -19,7 +19,7 @@ NEAR = 1024 * 1024
 """A read that begins within this much behind the last one goes on reading; anything else jumps."""
 
 MAX_READ = 1 << 29
-"""Bytes that are asked for at once, no image is larger, and what a shard says of itself may be wrong."""
+"""Bytes that are requested at once, no image is larger, and what a shard says of itself may be wrong."""
 MIN_RATE = 1024
 """Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
 MAX_SHOWN = 200
@@ -59,7 +59,7 @@ class Paced(io.RawIOBase):
 
 
 class PacedResponse(http.client.HTTPResponse):
-    """An answer that has to keep coming: a timeout of the socket's own begins anew with every byte."""
+    """An answer that has to keep coming: a timeout of the socket's own starts again with every byte."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
@@ -108,11 +108,11 @@ OPENER = make_opener()
 class RemoteFile(io.RawIOBase):
     """A file behind an http(s) URL that can be read at any position.
 
-    Bytes are asked for by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
-    16 MiB), reading here and there only what is asked for: one object serves both a shard that is streamed and an image
+    Bytes are requested by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
+    16 MiB), reading here and there only what is requested: one object serves both a shard that is streamed and an image
     that is picked. When the connection drops, the next request begins at the byte where it dropped; `retries` such
     interruptions without a kilobyte between them are given up on. A file that changes while it is read is an error, and
-    so is an answer that is not what was asked for.
+    so is an answer that is not what was requested.
 
     Args:
         url: http:// or https://.

@@ -1,8 +1,8 @@
-"""Parts of a source: a fraction, some images a class, a range such as train[:5000], a list of files.
+"""Parts of a source: a fraction, some images per class, a range such as train[:5000], a list of files.
 
 Which images are chosen is decided by a hash of the seed and each image's name: the same on every machine and with every
-version of every library, whatever the order of the files. With one seed and one label an image, the 1 % lies within the
-10 %, and 1 image a class within 5.
+version of every library, whatever the order of the files. With one seed and one label per image, the 1 % lies within
+the 10 %, and 1 image per class within 5.
 """
 
 import hashlib
@@ -78,10 +78,10 @@ class Subset(Source):
 
 
 def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
-    """A share of the images with the share of each class kept, and at least one image a class.
+    """A share of the images with the share of each class kept, and at least one image per class.
 
-    With label sets the share of each class is kept as well as may be, beginning with the rarest (after Sechidis et al.,
-    2011), and the part is about as large as asked for; without any labels the choice is by chance alone.
+    With label sets the share of each class is kept as far as possible, beginning with the rarest (after Sechidis et
+    al., 2011), and the part is about as large as requested; without any labels the choice is by chance alone.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be within (0, 1], got {fraction}: 0.01 is 1 %")
@@ -99,7 +99,7 @@ def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
 def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
     """`count` images of each class; with label sets these may overlap, and what is "difficult" does not count."""
     if count < 1:
-        raise ValueError(f"count must be at least 1 image a class, got {count}")
+        raise ValueError(f"count must be at least 1 image per class, got {count}")
     order = shuffled(source, seed)
     labels, label_sets = source.labels(), source.label_sets()
     if labels is not None:
@@ -107,7 +107,7 @@ def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
     elif label_sets is not None:
         present = label_sets == 1
     else:
-        raise SourceError(f"{source!r} has no labels to choose {count} images a class by: use take_fraction")
+        raise SourceError(f"{source!r} has no labels to choose {count} images per class by: use take_fraction")
     few = np.flatnonzero(present.sum(axis=0) < count)
     if few.size:
         name = source.classes[few[0]] if source.classes else str(few[0])
@@ -159,8 +159,8 @@ def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
 
     Args:
         source: the whole.
-        files: their names, or a text file with one a line. A name is what `source.name` says, or only its last part if
-            that is unique, as in the published lists of ImageNet's 1 % and 10 %.
+        files: their names, or a text file with one per line. A name is what `source.name` says, or only its last part
+            if that is unique, as in the published lists of ImageNet's 1 % and 10 %.
     """
     if isinstance(files, str | Path):
         try:

@@ -53,7 +53,7 @@ class Voc(ImageFiles):
             splits = sorted({path.stem for path in (lacking[0] / MAIN).glob("*.txt") if "_" not in path.stem})
             raise SourceError(
                 f"{lacking[0]} has no split file {MAIN / f'{split}.txt'}: "
-                + (f"its splits are {', '.join(splits)}" if splits else "download the data set again")
+                + (f"its splits are {', '.join(splits)}" if splits else "download the dataset again")
             )
         self.split = split
         self.years = tuple(chosen)
@@ -150,7 +150,7 @@ def read_split(path: Path) -> list[str]:
     """The images of a split."""
     ids = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
     if not ids:
-        raise SourceError(f"{path} names no images: restore it from the data set's archive")
+        raise SourceError(f"{path} names no images: restore it from the dataset's archive")
     return ids
 
 

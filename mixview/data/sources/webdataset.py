@@ -237,7 +237,7 @@ def walk_shard(file: RemoteFile | BinaryIO, shard: str) -> ShardIndex:
             last = -1
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # all members so far: it grows without end
-                if member.size < 0 or archive.offset <= last:  # or it would be walked for ever
+                if member.size < 0 or archive.offset <= last:  # or it would be walked forever
                     raise tarfile.ReadError("its headers lead backwards")
                 last = archive.offset
                 if not member.isreg() or Path(member.name).name.startswith("."):

@@ -1,4 +1,4 @@
-"""What is exported, and what a format has written of it."""
+"""The encoder to export, and the files that a format has written."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ PLAIN_RESNETS = frozenset(
 
 @dataclass(frozen=True)
 class ExportSource:
-    """An encoder on its way out."""
+    """An encoder to export."""
 
     loaded: LoadedEncoder
     spec: Spec

@@ -37,7 +37,7 @@ class Format(NamedTuple):
 
     write: Callable[[ExportSource, Path], ExportedFiles]
     suffixes: tuple[str, ...]
-    """Of its file, the usual one first."""
+    """Suffixes of its file, the usual one first."""
     needs: tuple[str, ...] = ()
     """Packages that only this format needs."""
     stem: str = "model"
@@ -66,7 +66,7 @@ class Export(EncoderConfig):
     """Write an encoder for another program."""
 
     format: FormatName = "safetensors"
-    """The program that is to read it."""
+    """Format of the program that will read it."""
     out: Annotated[str, ROOM] = "exported"
     """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
 
@@ -115,7 +115,7 @@ def export(encoder: str, **options: Any) -> Path:
 
     Args:
         encoder: a run's folder, a file of weights, or a model by name.
-        options: of `Export`.
+        options: fields of `Export`.
     """
     return Export(encoder=encoder, **options).run()
 
@@ -158,7 +158,7 @@ def check(source: ExportSource, exported: ExportedFiles) -> float:
 
 
 def check_sentence(exported: ExportedFiles, difference: float) -> str:
-    """What was checked, in a sentence."""
+    """A sentence on what was checked."""
     if not exported.by:
         return "Checked by reading it back: the same weights. Detectron2 itself was not run."
     versions = " and ".join(f"{name} {version(name)}" for name in exported.by)

@@ -78,7 +78,7 @@ def detectron2_name(name: str) -> str:
         return f"stem.conv1.norm.{name.removeprefix('bn1.')}"
     match = BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is no tensor of a torchvision ResNet, which Detectron2 could read: export a ResNet")
+        raise ValueError(f"{name} is not a tensor of a torchvision ResNet, as Detectron2 needs it: export a ResNet")
     layer, block, kind, number, place, what = match.groups()
     start = f"res{int(layer) + 1}.{block}"
     if kind is not None:
@@ -105,7 +105,7 @@ def torchvision_name(name: str) -> str:
         return f"bn1.{name.removeprefix('stem.conv1.norm.')}"
     match = OWN_BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is no tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
+        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
     res, block, number, shortcut, norm, what = match.groups()
     start = f"layer{int(res) - 1}.{block}"
     if shortcut is not None:
@@ -121,7 +121,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
 
     Args:
         path: ends in .pkl, by which Detectron2 knows the format.
-        state: of a torchvision ResNet.
+        state: tensors of a torchvision ResNet.
         notes: more to say beside the arrays, such as method and epoch.
     """
     path = Path(path)

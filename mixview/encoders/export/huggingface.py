@@ -23,7 +23,7 @@ DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet101": ("bottleneck", [3, 4, 23, 3]),
     "resnet152": ("bottleneck", [3, 8, 36, 3]),
 }
-"""The networks that transformers' ResNetModel can be: the kind of block, and how many a stage."""
+"""The networks that transformers' ResNetModel can be: the kind of block, and how many per stage."""
 
 
 def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
@@ -69,7 +69,7 @@ def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
 
 
 def resnet_config(source: ExportSource) -> dict[str, Any]:
-    """Of transformers' own ResNetModel."""
+    """The config.json of transformers' own ResNetModel."""
     kind, depths = DEPTHS[source.model]
     widths = [64, 128, 256, 512] if kind == "basic" else [256, 512, 1024, 2048]
     return {
@@ -87,7 +87,7 @@ def resnet_config(source: ExportSource) -> dict[str, Any]:
 
 
 def preprocessor_config(source: ExportSource) -> dict[str, Any]:
-    """What transformers' image processor does to come near what the encoder is shown: resize, crop, normalize."""
+    """The image processor of transformers that is nearest to the encoder's preprocessing: resize, crop, normalize."""
     normalize, size = normalize_of(source), int(source.spec["size"])
     return {
         "image_processor_type": "BitImageProcessor",
@@ -129,7 +129,7 @@ def from_transformers(name: str) -> str:
 
 
 def read_names(folder: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors of such a folder under mixview's names, and the backbone that its config.json tells of."""
+    """The tensors of such a folder under mixview's names, and the backbone that its config.json names."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):

@@ -13,24 +13,19 @@ from mixview.encoders.export.base import ExportedFiles, ExportSource, fill_path
 from mixview.encoders.transforms import CROP_RATIO
 from mixview.evaluate import results
 from mixview.evaluate.results import Row, format_metric
+from mixview.extensions import METHODS
 from mixview.io.records import Config, Data, Environment, RecordError, read_dict
 from mixview.io.terminal import inline
 
-METHODS = {
-    "simclr": "SimCLR (Chen et al., 2020)",
-    "mocov1": "MoCo v1 (He et al., 2020)",
-    "mocov2": "MoCo v2 (Chen et al., 2020)",
-    "byol": "BYOL (Grill et al., 2020)",
-    "simsiam": "SimSiam (Chen and He, 2021)",
-}
 OBJECTIVES = {
     "sim": "the method as published, without mixtures",
     "bsim": "BSIM: every anchor is a mixture of two images",
     "wbsim": "WBSIM: mixed and unmixed anchors, weighted",
     "mixaug": "MixAug: mixtures as a mere augmentation (an ablation)",
+    "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
 SETTINGS = ("epochs", "batch_size", "seed", "augment", "size", "optimizer", "mixing", "method", "weights", "precision")
-"""Of a run's configuration, what makes the experiment."""
+"""The settings of a run that make the experiment."""
 
 CITATION = """\
 ```bibtex
@@ -49,18 +44,18 @@ def make_card(
         front_matter(source, format_name),
         f"# {cell(source.loaded.name)}",
         introduction(source),
-        "## How to load it",
+        "## Usage",
         f"```python\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}\n```",
         " ".join([f"Files: {', '.join(files)}.", check, *exported.notes]),
-        "## How images are shown to it",
+        "## Preprocessing",
         preprocessing(source),
-        "## What it was trained on, and how",
+        "## Training",
         training(source),
-        "## What was measured",
+        "## Evaluation",
         measured(source),
         "## Limits",
         "Features describe what the training images taught and share their bias. Nothing here was measured but what "
-        "the table says. The license of the weights is for whoever trained them to say, with an eye to that of the "
+        "the table says. The license of the weights is up to those who trained them, and depends on that of the "
         "images.",
         "## Citation",
         CITATION,
@@ -117,9 +112,9 @@ def training(source: ExportSource) -> str:
     """Method, data and settings, from the run's folder; of anybody's weights, that they are unknown."""
     about, run = source.loaded.about, source.loaded.run
     if "method" not in about:
-        return f"Not known: the weights are {source.loaded.name}, which mixview did not train."
+        return f"Unknown: the weights are {source.loaded.name}, which mixview did not train."
     rows = {
-        "method": METHODS.get(about["method"], about["method"]),
+        "method": builtin.summary if (builtin := METHODS.builtins.get(about["method"])) else about["method"],
         "objective": OBJECTIVES.get(about.get("objective", ""), about.get("objective", "unknown")),
         "trained for": f"{about.get('epoch', '?')} epochs, {about.get('step', '?')} steps",
     }
@@ -131,7 +126,7 @@ def training(source: ExportSource) -> str:
         if versions:
             rows["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
         if faults:
-            rows["not known"] = "; ".join(faults)
+            rows["unknown"] = "; ".join(faults)
     lines = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -185,7 +180,7 @@ def warnings_of(row: Row) -> tuple[str, ...]:
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell of a table, and is no picture, link or HTML."""
+    """Text that stays in its cell of a table, without pictures, links or HTML."""
     return inline(text)
 
 

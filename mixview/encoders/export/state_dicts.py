@@ -24,7 +24,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], header: str) -> None:
         import_optional("safetensors.torch").save_file(tensors, path, {"format": "pt", "mixview": header})
         return
     state: Any = OrderedDict(tensors)
-    state._metadata = OrderedDict({"mixview": {"header": header}})  # where state dicts keep what is no tensor
+    state._metadata = OrderedDict({"mixview": {"header": header}})  # where state dicts keep what is not a tensor
     torch.save(state, path)
 
 

@@ -30,7 +30,7 @@ class Floats(nn.Module):
 class ShortSide(GeneralizedRCNNTransform):
     """Normalizes the colors, and resizes with smoothing until the shorter side is one of `train`, or `test`.
 
-    torchvision's own does not smooth what it shrinks, and asks at the last of the sizes for training.
+    torchvision's own does not smooth what it shrinks, and tests at the last of the sizes for training.
     """
 
     def __init__(self, train: list[int], test: int, longest: int, mean: list[float], std: list[float]) -> None:
@@ -85,8 +85,8 @@ class Pool(nn.Module):
     """Regions cut out of one map, with half-pixel alignment (Detectron2's ROIAlignV2).
 
     Args:
-        size: pixels a side that a region becomes.
-        stride: pixels of the image a pixel of the map.
+        size: side in pixels that a region is pooled to.
+        stride: pixels of the image per pixel of the map.
     """
 
     def __init__(self, size: int, stride: int) -> None:
@@ -147,7 +147,7 @@ class Res5Heads(RoIHeads):
         return detections, {}
 
     def losses(self, features: dict[str, Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
-        """What is to be made small: of the classes, the boxes and, with masks, the masks."""
+        """The losses of the classes, the boxes and, with masks, the masks."""
         regions, matched, labels, shifts = self.select_training_samples(proposals, targets)
         maps = self.box_head(self.box_roi_pool(features, regions))
         classes = torch.cat(labels)

@@ -16,7 +16,7 @@ TILE = 240
 SURE = 0.5
 """Detections of a lower score are not drawn, unless there is no other."""
 SUREST = 3
-"""So many of them are, then."""
+"""The number of detections that are drawn then."""
 
 
 def draw_predictions(

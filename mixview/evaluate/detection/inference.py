@@ -39,7 +39,7 @@ def truth_of(
     Args:
         classes: what the classes of its source are among those of the detector.
         masks: whether masks are evaluated, too.
-        name: of the image, for errors.
+        name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float64)
     codes = None
@@ -90,7 +90,7 @@ def predict(
     masks: bool,
     workers: int,
 ) -> Predictions:
-    """What the detector finds in all images of a source, each process asking about its share.
+    """What the detector finds in all images of a source, each process evaluating its share.
 
     Args:
         classes: what the classes of the source are among those of the detector.
@@ -99,7 +99,7 @@ def predict(
     loader = Loader(TestImages(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None)
     predictions = Predictions([], [], [])
     detector.eval()
-    with bar("asking", len(own)) as advance, fabric.autocast():
+    with bar("detecting", len(own)) as advance, fabric.autocast():
         for index, example in zip(own, loader, strict=True):
             advance(1)
             if example is None:
@@ -138,8 +138,8 @@ def gather(predictions: Predictions, fabric: Fabric) -> Predictions:
 def recount_statistics(detector: nn.Module, batches: Iterator[list[Sample]], count: int, fabric: Fabric) -> None:
     """Batch norms' means and variances as averages over `count` training batches of the detector as it is now.
 
-    The protocol asks by these ("precise BN"): running averages lag behind weights that still move. 0 keeps the running
-    ones. With several processes all get the mean of what each has.
+    The protocol tests with these ("precise BN"): running averages lag behind weights that still move. 0 keeps the
+    running ones. With several processes all get the mean of what each has.
     """
     norms = [module for module in detector.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     before = [module.momentum for module in norms]

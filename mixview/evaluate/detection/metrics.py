@@ -89,7 +89,7 @@ def coco_metrics(
 ) -> dict[str, float]:
     """AP, AP50, AP75, AP of small, medium and large objects, of the boxes and, with `masks`, of the masks.
 
-    Of sizes that do not occur there is no figure.
+    Sizes that do not occur are left out.
     """
     annotations = coco_annotations(truth, masks=masks)
     content = {

@@ -114,7 +114,7 @@ class Detection(TrainingConfig, Protocol):
 
     @staticmethod
     def read_recipe(recipe: str) -> dict[str, Any]:
-        """The settings of a recipe: of mixview's own by name, or of a YAML file."""
+        """The settings of a recipe: one of mixview's own by name, or a YAML file."""
         return recipes.read(recipe if recipe.endswith((".yaml", ".yml")) else f"detection/{recipe}").settings
 
 

@@ -21,7 +21,7 @@ from mixview.data.sources.splits import Subset
 from mixview.evaluate.detection.components import Target
 
 SMALLEST = 1e-3
-"""Pixels: a box that is narrower is none."""
+"""Pixels; narrower boxes are left out."""
 
 
 class Sample(NamedTuple):
@@ -37,9 +37,10 @@ def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str =
 
     Args:
         objects: as annotated.
-        height: of the image, as is width.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         masks: whether masks are learned too.
-        name: of the image, for errors.
+        name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float32).copy()
     boxes[:, 0::2] = boxes[:, 0::2].clip(0, width)
@@ -62,7 +63,7 @@ def masks_of(objects: Objects, height: int, width: int, name: str) -> npt.NDArra
     drawn = np.zeros((0, height, width), np.bool_) if objects.masks is None else objects.masks
     if drawn.shape[1:] != (height, width):
         raise SourceError(
-            f"{name} is {width}×{height} pixels and its masks are {drawn.shape[2]}×{drawn.shape[1]}: mend one of them"
+            f"{name} is {width}×{height} pixels and its masks are {drawn.shape[2]}×{drawn.shape[1]}: fix one of them"
         )
     return drawn
 
@@ -82,7 +83,7 @@ class Annotated(Dataset[Sample]):
     """Images and what is to be found in them, by (epoch, index); half of them flipped.
 
     Args:
-        reader: the images; one that cannot be read is replaced by the next, with its own objects.
+        images: the images; one that cannot be read is replaced by the next, with its own objects.
         masks: whether masks are learned too.
         seed: which are flipped.
     """

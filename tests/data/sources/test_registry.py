@@ -83,7 +83,7 @@ def test_a_folder_of_data_sets_is_not_guessed_at(tmp_path: Path) -> None:
     with refuses(SourceError, "cifar-10-batches-py and also photos", "the path of one"):
         open_dataset(tmp_path)
     write_year(tmp_path)
-    with refuses(SourceError, "several data sets"):
+    with refuses(SourceError, "several datasets"):
         open_dataset(tmp_path)
 
 
@@ -125,7 +125,7 @@ def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with refuses(SourceError, "empty holds no images"):
         open_dataset(tmp_path / "empty")
-    with refuses(SourceError, "a.md", "is no source"):
+    with refuses(SourceError, "a.md", "is not a file that holds images"):
         open_dataset(write(tmp_path / "a.md", "text"))
     write(tmp_path / "photos" / "a.png")
     with refuses(SourceError, "kind of source 'fodler'", "did you mean folder"):
@@ -182,7 +182,7 @@ def test_a_split_among_the_options(tmp_path: Path) -> None:
     assert open_dataset("scenes", None, **options).name(0).startswith("val")
     with refuses(SourceError, "two splits", "'train'", "'val'"):
         open_dataset("scenes", "train", **options)
-    with refuses(SourceError, "is no split"):
+    with refuses(SourceError, "is not a split"):
         open_dataset("scenes", **{"split": ["val"]})
 
 

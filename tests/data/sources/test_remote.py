@@ -119,8 +119,8 @@ def test_other_addresses_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "told",
     [
-        "bytes {start}-999999999999/9999999999999",  # more than was asked for: it would be kept in memory
-        "bytes {start}-0/{size}",  # ends before it starts: it would be asked for for ever
+        "bytes {start}-999999999999/9999999999999",  # more than was requested: it would be kept in memory
+        "bytes {start}-0/{size}",  # ends before it starts: it would be requested forever
         "bytes {start}-{stop}/5",
         "bytes {start}-{stop}/" + "9" * 5000,
         "bytes 7-{stop}/{size}",

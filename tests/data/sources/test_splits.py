@@ -124,7 +124,7 @@ def test_ranges_by_the_name_of_a_split() -> None:
     first, rest = (open_dataset("scenes", split, count=30, size=16) for split in ("train[:10]", "train[10:]"))
     names = {part.name(index) for part in (first, rest) for index in range(len(part))}
     assert (len(first), len(rest), len(names)) == (10, 20, 30)
-    with pytest.raises(SourceError, match=r"'train\[5\]' is no part of a split: write train\[:5000\]"):
+    with pytest.raises(SourceError, match=r"'train\[5\]' is not a part of a split: write train\[:5000\]"):
         open_dataset("scenes", "train[5]")
 
 
