@@ -381,7 +381,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *of(
         "mixview/runs/run_directory.py",
-        f"{FOLDERS}::test_other_data_is_refused {FOLDERS}::test_an_existing_run_is_refused",
+        f"{FOLDERS}::test_other_data_raises {FOLDERS}::test_an_existing_run_raises",
         ('if data.get("fingerprint") != self.data.get("fingerprint"):', "if False:"),
         ('if (path / "config.yaml").exists() and not never_began:', "if never_began:"),
     ),
@@ -587,7 +587,7 @@ MUTATIONS: list[Mutation] = [
         (
             'self.step = int(state["step"])',
             'self.step = int(state["step"]) // 4 * 4',
-            "::test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped",
+            "::test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped",
         ),
         (
             "self.fabric.backward(loss * share)",
@@ -597,7 +597,7 @@ MUTATIONS: list[Mutation] = [
         (
             'self.optimizer.load_state_dict(state["optimizer"])',
             "pass",
-            "::test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped",
+            "::test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped",
         ),
         ("self.finite &= torch.isfinite", "self.finite | torch.isfinite", "tests/evaluate/detection/test_training.py"),
     ),

@@ -98,6 +98,6 @@ def tar(members: Mapping[str, bytes], format: int = tarfile.USTAR_FORMAT) -> byt
     return buffer.getvalue()
 
 
-def refuses(error: type[Exception], *words: str) -> Any:
+def raises(error: type[Exception], *words: str) -> Any:
     """Expects an error of one sentence with these words in it."""
     return pytest.raises(error, match="".join(f"(?=.*{word})" for word in words))

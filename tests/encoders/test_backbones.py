@@ -79,7 +79,7 @@ def test_the_stem_goes_by_the_size_of_the_images(name: str) -> None:
     assert sides(32, "standard")[0] == 8
 
 
-def test_stems_that_a_model_cannot_have_are_refused() -> None:
+def test_stems_that_a_model_cannot_have_raise() -> None:
     with torch.device("meta"):
         with pytest.raises(ValueError, match=r'stem "small" is for ResNets .*torchvision/convnext_tiny is not one'):
             build("convnext_tiny", size=32, stem="small")
@@ -179,7 +179,7 @@ def test_without_timm_torchvision_still_works(monkeypatch: pytest.MonkeyPatch) -
         assert build("resnet18", size=32).feature_dim == 512
 
 
-def test_sizes_that_a_model_cannot_take_are_refused() -> None:
+def test_sizes_that_a_model_cannot_take_raise() -> None:
     with torch.device("meta"):
         with pytest.raises(ValueError, match=r"patches of 16 pixels, and 40 is not a multiple of it: use 32 or 48"):
             build("vit_tiny_patch16_224", size=40)
@@ -337,7 +337,7 @@ def test_what_did_not_fit_is_said_by_name() -> None:
     )
 
 
-def test_a_file_of_another_model_is_refused_and_changes_nothing() -> None:
+def test_a_file_of_another_model_raises_and_changes_nothing() -> None:
     encoder = SmallResNet()
     before = copy.deepcopy(encoder)
     with pytest.raises(

@@ -137,7 +137,7 @@ def test_a_file_name_that_is_not_unicode(run: Path, tmp_path: Path) -> None:
     assert read_features(path)[0] == ["\\xff0.png", "\\xff1.png", "\\xff2.png"]
 
 
-def test_an_encoder_of_no_numbers_is_refused(run: Path, images: Path, tmp_path: Path) -> None:
+def test_an_encoder_of_no_numbers_raises(run: Path, images: Path, tmp_path: Path) -> None:
     encoder, header = load_encoder(run)
     with torch.no_grad():
         next(encoder.parameters()).fill_(float("nan"))

@@ -274,7 +274,7 @@ def test_bad_images_are_named_again_where_features_are_kept_already(
     assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
 
 
-def test_features_that_are_not_finite_are_refused() -> None:
+def test_features_that_are_not_finite_raise() -> None:
     subject = small(7)
     with torch.no_grad():
         next(subject.encoder.parameters()).fill_(float("inf"))

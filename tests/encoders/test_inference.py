@@ -103,12 +103,12 @@ def test_load_takes_what_evaluations_take(tmp_path: Path) -> None:
     ],
     ids=range(6),
 )
-def test_what_is_no_image_is_refused(encoder: Encoder, given: object, words: str) -> None:
+def test_what_is_not_an_image_raises(encoder: Encoder, given: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         encoder(given)  # type: ignore[arg-type]
 
 
-def test_strangers_are_refused_by_type_and_bad_files_by_name(encoder: Encoder, tmp_path: Path) -> None:
+def test_errors_name_other_types_and_bad_files(encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="an image is a path, bytes, a PIL image, an array or a tensor, not a dict"):
         encoder([{}])  # type: ignore[list-item]
     with pytest.raises(BadImage, match=r"absent.png: cannot be read"):

@@ -35,7 +35,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_look_alikes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_similar_images(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = write(tmp_path / "query.png", (images / "blue" / "005.png").read_bytes())
     out = tmp_path / "sheets" / "alike.png"
     options = ["--data", str(images), "--out", str(out), "--workers", "0", "--size", "16"]

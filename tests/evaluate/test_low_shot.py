@@ -123,7 +123,7 @@ def test_reports_how_far_it_is() -> None:
     assert len(seen) == 3 * len(FEW)
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     for changes in ({"shots": ()}, {"shots": (0,)}, {"samples": 0}, {"negatives": 0}):
         with pytest.raises(ValueError, match="at least 1"):
             Sampling(**changes)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def test_every_table_is_there_and_whole() -> None:
         ("tab:lc_longer_epoch", "MoCoV2-WBSIM", "Top-5", "90.4"),
     ],
 )
-def test_cells_are_as_printed(label: str, row: str, column: str, printed: str) -> None:
+def test_numbers_are_as_printed(label: str, row: str, column: str, printed: str) -> None:
     assert tables()[label][0].cell(row, column) == printed
 
 

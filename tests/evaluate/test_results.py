@@ -101,7 +101,7 @@ def test_mean_and_deviation_over_seeds() -> None:
         {"weights": "imagenet"},
     ],
 )
-def test_runs_that_differ_in_more_than_their_seed_are_not_averaged_and_told_apart(other: dict[str, Any]) -> None:
+def test_runs_that_differ_in_more_than_their_seed_are_distinguished_and_not_averaged(other: dict[str, Any]) -> None:
     one, two = of_run(BSIM), of_run(replace(BSIM, metrics={"top-1": 10.0}), seed=1, **other)
     assert [(row.runs, row.mean) for row in summarize([one, two])] == [(1, 50.0), (1, 10.0)]
     text = printed(one, two)

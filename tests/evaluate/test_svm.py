@@ -138,7 +138,7 @@ def test_liblinear_in_two_processes() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_every_quirk_is_an_option_and_told(changes: dict[str, Any]) -> None:
+def test_every_quirk_is_an_option_and_described(changes: dict[str, Any]) -> None:
     train, test = draw(4, 80), draw(5, 80)
     plain = evaluate_svm(train, test, fit=few_costs())
     other = evaluate_svm(train, test, fit=dataclasses.replace(few_costs(), **changes))
@@ -228,7 +228,7 @@ def changed(
     )
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     train, test = draw(0, 30), draw(1, 30)
     cases = [
         (changed(train, features=train.features[0]), test, r"training features must be \[N, D\]"),
@@ -257,7 +257,7 @@ def test_refusals() -> None:
             FitConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_a_fallback_that_is_no_cost_is_refused_when_it_is_needed() -> None:
+def test_a_fallback_that_is_not_one_of_the_costs_raises_when_it_is_needed() -> None:
     train, test = draw(0, 30, difficult=0), draw(1, 30)
     train.labels[:, 0] = 0
     train.labels[3, 0] = 1

@@ -216,7 +216,7 @@ def test_training_images_are_cropped_flipped_jittered_lit_and_normalized(three: 
 
 
 @pytest.mark.parametrize(("color_jitter", "lighting"), [(True, True), (False, True), (True, False), (False, False)])
-def test_the_probe_jitters_and_lights_unless_it_is_told_not_to(
+def test_the_probe_jitters_and_lights_by_default(
     color_jitter: bool, lighting: bool, three: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, bool] = {} if color_jitter and lighting else {"color_jitter": color_jitter, "lighting": lighting}

@@ -74,7 +74,7 @@ def whole(encoder: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
-def test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped(
+def test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped(
     protocol: str, whole: dict[str, Path], encoder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = command(protocol, encoder, folder, tmp_path)

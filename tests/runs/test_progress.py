@@ -167,6 +167,6 @@ def test_duration(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_a_run_of_nothing_is_refused() -> None:
+def test_a_run_of_nothing_raises() -> None:
     with pytest.raises(ValueError, match="at least one step, and one per epoch, got 0 and 80"):
         make(Screen(False), steps=0)
