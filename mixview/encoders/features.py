@@ -153,7 +153,7 @@ def extract(
     """The features of all images of a source, from the cache or made now.
 
     Args:
-        subject: the encoder.
+        loaded: the encoder.
         source: the images; a bad one is left out, and too many of them stop, as everywhere.
         transform: how an image becomes the input.
         stages: which features; all are made in one pass.

@@ -28,7 +28,7 @@ SMALL_SIZE = 32
 """What an encoder with the small stem is taken to be for, where nothing says it."""
 
 FOLDER_FILES = ("model.safetensors", "model.pth", "model.onnx", "model.pt2", "model.pkl", "encoder.safetensors")
-"""What is looked for in a folder."""
+"""The files of a folder that are tried, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)

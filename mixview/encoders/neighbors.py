@@ -1,6 +1,6 @@
 """`mixview neighbors`: images similar to a query, near-duplicates and outliers of a folder, as a picture and a list.
 
-    mixview neighbors runs/first --data photos/ --query cat.jpg       # what looks like this
+    mixview neighbors runs/first --data photos/ --query cat.jpg       # images similar to this one
     mixview neighbors runs/first --data photos/                       # near-duplicates and outliers
 
 Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
@@ -39,7 +39,7 @@ ROWS = 24
 
 
 class Finding(NamedTuple):
-    """Images that belong together: a query and what looks like it, a group of duplicates, or a row of outliers."""
+    """Images that belong together: a query and images similar to it, a group of duplicates, or a row of outliers."""
 
     what: Find
     title: str

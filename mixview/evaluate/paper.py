@@ -4,7 +4,7 @@
     cells()[PaperKey("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
     find(result, "mAP")                                                        # the same, for a result of that run
 
-Every number of the paper has one address. A result that is not of exactly that run, protocol and data has none: the
+Every number of the paper has one key. A result that is not of exactly that run, protocol and data has none: the
 paper's numbers are those of a ResNet-50 pretrained on ImageNet, and stand beside no other.
 """
 
@@ -74,7 +74,7 @@ class PaperNumber(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """One cell of one table, and the address of what it is."""
+    """One cell of one table, and the key of what it is."""
 
     table: PaperTable
     row: int
@@ -152,7 +152,7 @@ def parse_pretraining(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
 
 @functools.cache
 def cells() -> dict[PaperKey, PaperNumber]:
-    """The paper's numbers by their address. Where it prints one twice, the main table's, which names the others."""
+    """The paper's numbers by their keys. Where it prints one twice, the main table's, which names the others."""
     groups: dict[PaperKey, list[TableCell]] = {}
     for cell in sorted(table_cells(), key=lambda cell: cell.reprint):
         groups.setdefault(cell.key, []).append(cell)
@@ -278,7 +278,7 @@ EVALUATED: Mapping[str, tuple[tuple[int, int], Choices]] = {
 """The paper's protocols: numbers of images, and settings."""
 
 VARIANTS = {"linear": "schedule", "detection": "recipe"}
-"""The option that is part of a protocol's name in an address."""
+"""The option that is part of a protocol's name in a key."""
 
 
 def find(result: "Result", metric: str) -> PaperNumber | None:
@@ -313,12 +313,12 @@ def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] |
 
 
 def format_alpha(value: Any) -> str:
-    """A number as an address has it; anything else, of a file that somebody else wrote, is in no address."""
+    """α as in a key; ? for anything that is not a number, which is in no key."""
     return f"{value:g}" if isinstance(value, int | float) else "?"
 
 
 def protocol_of(result: "Result") -> str | None:
-    """The protocol in an address, if a result has the paper's data and settings; None if not."""
+    """The protocol in a key, if a result has the paper's data and settings; None if not."""
     settings = flatten(result.settings)
     variant = settings.get(VARIANTS.get(result.protocol, ""))
     name = f"{result.protocol}-{Path(str(variant)).stem}" if variant else result.protocol
@@ -334,7 +334,7 @@ def protocol_of(result: "Result") -> str | None:
 
 
 def column_of(protocol: str, metric: str) -> str:
-    """The metric as an address has it."""
+    """The metric as a key has it."""
     return (
         re.sub(r"^(\d+)percent ", r"\1 % ", metric) if protocol == "semi-supervised" else metric
     )  # of the published lists

@@ -172,9 +172,9 @@ SHOWN_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "i
 
 
 def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several different settings, what tells it from the others: `backbone small, mixing.alpha 0.5`.
+    """For each of several settings, what distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
 
-    These are the ones that people look for, and as few more as tell all apart.
+    These are the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
     """
     names = list(dict.fromkeys([*SHOWN_FIRST, *sorted(name for each in settings for name in each)]))
     names_shown: list[str] = []
@@ -192,14 +192,14 @@ def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def name_encoders(results: Iterable[Result]) -> dict[str, str]:
-    """What tells encoders of one method and objective apart, by `encoder_key`; empty where there is only one."""
-    families: dict[str, dict[str, dict[str, Any]]] = {}
+    """What distinguishes encoders of one method and objective, by `encoder_key`; empty where there is only one."""
+    by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
-        family = method_label(result) if result.about else ""
-        families.setdefault(family, {})[encoder_key(result)] = encoder_settings(result) if result.about else {}
+        label = method_label(result) if result.about else ""
+        by_label.setdefault(label, {})[encoder_key(result)] = encoder_settings(result) if result.about else {}
     return {
         key: text
-        for members in families.values()
+        for members in by_label.values()
         for key, text in zip(members, distinguish(list(members.values())), strict=True)
     }
 

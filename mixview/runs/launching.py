@@ -41,7 +41,7 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
     if "TORCHELASTIC_RUN_ID" in environment:
         each = int(environment["LOCAL_WORLD_SIZE"])
         return Launcher("torchrun", each, int(environment["WORLD_SIZE"]) // each)
-    # As Fabric tells: in an interactive shell within an allocation nothing has been started yet.
+    # As in Fabric: in an interactive shell within an allocation nothing has been started yet.
     if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(environment.get("SLURM_NNODES") or 1)
         return Launcher("srun", int(environment["SLURM_NTASKS"]) // nodes, nodes)
@@ -97,7 +97,7 @@ def exit_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
 
 def require_main_guard() -> None:
     """Raise in a process that is being started, and calls mixview because it imports the script that started it."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself tells
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself checks
         raise ValueError(
             "a worker process imports the script that started it, which calls mixview again: put the calls under "
             '`if __name__ == "__main__":`'

@@ -31,10 +31,10 @@ class Progress:
         steps: number of steps of the whole run.
         steps_per_epoch: to name the epoch.
         start: the steps that an earlier session did.
-        shown: False on every process but rank 0: nothing is printed, and no loss is read.
+        enabled: False on every process but rank 0: nothing is printed, and no loss is read.
         every: seconds between two readings of the loss; by default 0.5 on a terminal and 30 elsewhere.
         console: where to; by default standard error.
-        clock: what tells the time, in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(

@@ -184,8 +184,8 @@ def find_annotations(root: Path, split: str) -> Path:
     alike = [path for path in files if path.stem.removeprefix("instances_").rstrip("0123456789") == split]
     if len(alike) == 1:
         return alike[0]
-    known = ", ".join(path.stem.removeprefix("instances_") for path in files) or "none"
-    raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {known}")
+    splits = ", ".join(path.stem.removeprefix("instances_") for path in files) or "none"
+    raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {splits}")
 
 
 def is_file(path: Path) -> bool:

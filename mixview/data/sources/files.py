@@ -233,11 +233,11 @@ def enter_split(root: Path, split: str | None) -> Path:
 
 def images_in(root: Path) -> FoundImages:
     """`find_images`, but raises if there are none."""
-    found = find_images(root)
-    if not found.images:
-        why = "".join(f"; {each}" for each in [*map(" ".join, found.skipped.items()), *found.notes][:3])
+    images = find_images(root)
+    if not images.images:
+        why = "".join(f"; {each}" for each in [*map(" ".join, images.skipped.items()), *images.notes][:3])
         raise SourceError(f"{root} holds no images (files ending in .jpg, .png …) at any depth{why}: check the path")
-    return found
+    return images
 
 
 @final
@@ -253,8 +253,8 @@ class Folder(ImageFiles):
 
     def __init__(self, root: str | Path, split: str | None = None) -> None:
         root = enter_split(Path(root), split)
-        found = images_in(root)
-        super().__init__(root, PackedStrings(found.images), skipped=found.skipped, notes=found.notes)
+        images = images_in(root)
+        super().__init__(root, PackedStrings(images.images), skipped=images.skipped, notes=images.notes)
 
 
 @final

@@ -178,12 +178,12 @@ class RemoteFile(io.RawIOBase):
         """The buffer with these bytes in it."""
         end = self._start + len(self._buffer)
         if self._start <= start <= end:  # keep what is there already of the bytes that are wanted
-            kept, first = self._buffer[start - self._start :], end
+            buffered, first = self._buffer[start - self._start :], end
         else:
-            kept, first = b"", start
+            buffered, first = b"", start
         self._ahead = min(self._ahead * 2, MAX_FETCH) if self._start <= start <= end + NEAR else MIN_FETCH
         fetched = self._fetch(first, max(stop, first + self._ahead))
-        self._buffer, self._start = kept + fetched, start
+        self._buffer, self._start = buffered + fetched, start
 
     def _fetch(self, start: int, stop: int) -> bytes:
         """Bytes from the server, in as many requests as it takes."""

@@ -70,9 +70,9 @@ class ShardIndex:
         (names, name_ends), (labels, label_ends) = self.names.arrays, self.labels.arrays
         arrays: dict[str, Any] = {"starts": self.starts, "sizes": self.sizes, "names": names, "name_ends": name_ends}
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            whole = Path(folder) / "index.npz"
-            np.savez(whole, labels=labels, label_ends=label_ends, **arrays)
-            whole.replace(path)
+            temporary = Path(folder) / "index.npz"
+            np.savez(temporary, labels=labels, label_ends=label_ends, **arrays)
+            temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "ShardIndex":

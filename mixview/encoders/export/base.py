@@ -97,7 +97,7 @@ class ExportedFiles(NamedTuple):
     """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
 
     def run(self, images: Tensor) -> Tensor:
-        """What the snippet makes of images: what the user is told to write is what is checked."""
+        """What the snippet makes of images: the code that the user sees is the code that is checked."""
         namespace: dict[str, Any] = {"images": images}
         with torch.inference_mode():
             exec(fill_path(self.snippet, self.main), namespace)

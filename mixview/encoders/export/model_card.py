@@ -109,7 +109,7 @@ def preprocessing(source: ExportSource) -> str:
 
 
 def training(source: ExportSource) -> str:
-    """Method, data and settings, from the run's folder; of anybody's weights, that they are unknown."""
+    """Method, data and settings, from the run's folder; unknown for weights from elsewhere."""
     about, run = source.loaded.about, source.loaded.run
     if "method" not in about:
         return f"Unknown: the weights are {source.loaded.name}, which mixview did not train."

@@ -174,7 +174,7 @@ def box_loss(boxes: Tensor, classes: Tensor, targets: Tensor) -> Tensor:
     Args:
         boxes: [K, 4 * outputs] a box for each class.
         classes: [K], 0 for background.
-        wanted: [K, 4]
+        targets: [K, 4]
     """
     on = torch.where(classes > 0)[0]
     own = boxes.view(len(boxes), -1, 4)[on, classes[on]]

@@ -269,8 +269,8 @@ class Trial:
     @property
     def test(self) -> Source:
         """The test images."""
-        whole, count = self.context.splits.test, self.settings.max_test_images
-        return whole if count is None else take_evenly(whole, count)
+        images, count = self.context.splits.test, self.settings.max_test_images
+        return images if count is None else take_evenly(images, count)
 
     def predict(self, detector: GeneralizedRCNN, source: Source) -> Predictions:
         """The detections in the test images, with batch norm statistics of the training images `source`."""
@@ -333,10 +333,13 @@ class Trial:
 
     def write_detections(self, predictions: Predictions) -> None:
         """All detections in COCO's results format, by COCO's own ids where the data has them."""
-        test, whole, places = self.test, self.context.splits.test, predictions.indices
-        if isinstance(test, Subset) and test is not whole:
+        test, all_images, places = self.test, self.context.splits.test, predictions.indices
+        if isinstance(test, Subset) and test is not all_images:
             places = test.indices[places].tolist()
-        ids, categories = getattr(whole, "image_ids", None), getattr(self.context.splits.train, "category_ids", None)
+        ids, categories = (
+            getattr(all_images, "image_ids", None),
+            getattr(self.context.splits.train, "category_ids", None),
+        )
         image_ids = [place + 1 for place in places] if ids is None else [int(ids[place]) for place in places]
         masks = self.settings.model.masks
         rows = coco_results(predictions.detections, masks=False, image_ids=image_ids, category_ids=categories)
