@@ -54,9 +54,9 @@ class Embedding(ComputeConfig, EncoderConfig):
     data: str | None = None
     """The images: a folder, or any other path, address or name (see `mixview data list`)."""
     split: str | None = None
-    """The part of the data; by default the one for training, or all where there are no parts."""
+    """Split of the data; by default the one for training, or all where there are no parts."""
     kind: str | None = None
-    """What the path is, where looking at it would say something else."""
+    """Format of the data (see `mixview data list`); by default it is recognized."""
     data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     stage: Stage = "avgpool"

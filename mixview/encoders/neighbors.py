@@ -60,11 +60,11 @@ class FindNeighbors(Embedding):
     count: Count = 16
     """Number of similar images per query, or of outliers."""
     threshold: float = 0.95
-    """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
+    """Minimum cosine of near-duplicates: 1 is the same picture. The right value depends on the encoder."""
     neighbors: Count = 10
-    """Nearest neighbors per image that are checked for duplicates, and that an outlier's score is the mean of."""
+    """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
-    """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
+    """exact compares every pair, graph (usearch) suits very many images and may miss a few; auto decides by number."""
     out: Annotated[str, ROOM] = "neighbors.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
 

@@ -83,7 +83,7 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
             (drawn by mixview itself). What exists as a path is a path.
         split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
             which every class has its share.
-        kind: what the path is (see `FORMATS`), where looking at it would say something else.
+        kind: format of the data (see `FORMATS`); by default it is recognized.
         options: options of the kind, the arguments of its constructor. They may come from a file that somebody else
             wrote: where to write is not one of them.
     """
