@@ -24,7 +24,8 @@ from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.evaluate.base import Protocol
 from mixview.evaluate.knn import KNN
 from mixview.evaluate.linear import Linear
-from mixview.runs.run_directory import RunDirectory, is_run
+from mixview.io.run_folders import is_run
+from mixview.runs.run_directory import RunDirectory
 
 LABELED = {"data": "cifar10", "train": "train[:5000]", "test": "train[15000:20000]"}
 

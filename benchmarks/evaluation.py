@@ -27,7 +27,7 @@ from mixview.evaluate.knn import KNN
 from mixview.evaluate.linear import Linear
 from mixview.evaluate.low_shot import LowShot
 from mixview.evaluate.probe import Probe
-from mixview.evaluate.results import Result, figure
+from mixview.evaluate.results import Result, format_metric
 from mixview.evaluate.semi_supervised import SemiSupervised
 from mixview.evaluate.supervised import Supervised
 from mixview.evaluate.svm import SVM
@@ -114,7 +114,7 @@ def compare(name: str, random: list[list[Result]], pretrained: list[list[Result]
             before, after = ([seed[place].metrics[metric] for seed in side] for side in (random, pretrained))
             wins = sum(one >= other for one, other in zip(after, before, strict=True))
             cells = [
-                figure(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None)
+                format_metric(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None)
                 for each in (before, after)
             ]
             print(f"{label(example):18} {metric:22} {cells[0]:>16} {cells[1]:>16} {wins:>3}/{len(after)}", flush=True)
@@ -130,7 +130,7 @@ def supervised(name: str, options: argparse.Namespace) -> None:
         found.append(protocol.result(protocol.open()).metrics["top-1"])
     std = statistics.stdev(found) if len(found) > 1 else None
     what = f"supervised from scratch, {options.supervised_epochs} epochs: top-1"
-    print(f"{what:41} {figure(statistics.fmean(found), std):>16}", flush=True)
+    print(f"{what:41} {format_metric(statistics.fmean(found), std):>16}", flush=True)
 
 
 def main() -> None:

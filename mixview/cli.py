@@ -68,7 +68,7 @@ COMMANDS: dict[str, Command | Group] = {
         },
     ),
     "embed": Command("Write the features of images to a file.", "mixview.encoders.embed:Embed"),
-    "neighbors": Command("Find similar images, duplicates and outliers.", "mixview.encoders.neighbors:Looking"),
+    "neighbors": Command("Find similar images, duplicates and outliers.", "mixview.encoders.neighbors:FindNeighbors"),
     "export": Command("Write an encoder in the format of another library.", "mixview.encoders.export.command:Export"),
     "import": Command("Turn weights of another library into an encoder file.", "mixview.encoders.importing:Import"),
     "data": Group(

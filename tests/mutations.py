@@ -402,7 +402,7 @@ MUTATIONS: list[Mutation] = [
     ),
     *of(
         "mixview/runs/run_directory.py",
-        f"{FOLDERS}::test_other_data_is_refused {FOLDERS}::test_an_existing_run_is_refused",
+        f"{FOLDERS}::test_other_data_raises {FOLDERS}::test_an_existing_run_raises",
         ('if data.get("fingerprint") != self.data.get("fingerprint"):', "if False:"),
         ('if (path / "config.yaml").exists() and not never_began:', "if never_began:"),
     ),
@@ -487,8 +487,8 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/encoders/search.py",
         "tests/evaluate/test_knn.py",
-        ("found.position + start)", "found.position)"),
-        ("early = equal & (equal.cumsum(1) <= wanted", "early = equal & (equal.cumsum(1) >= wanted"),
+        ("neighbors.position + start)", "neighbors.position)"),
+        ("early = equal & (equal.cumsum(1) <= ties", "early = equal & (equal.cumsum(1) >= ties"),
     ),
     *of(
         "mixview/evaluate/svm.py",
@@ -546,8 +546,8 @@ MUTATIONS: list[Mutation] = [
         "mixview/evaluate/average_precision.py",
         "tests/evaluate/test_average_precision.py",
         ("needed = (tenths * total.unsqueeze(-1) + 9) // 10", "needed = (tenths * total.unsqueeze(-1)) // 10"),
-        ("(found.double() / seen).masked_fill_(~changes, 0)", "(found.double() / seen)"),
-        ("found[..., -1] + missed", "found[..., -1]", "tests/evaluate/detection/test_metrics.py"),
+        ("(true_positives.double() / seen).masked_fill_(~changes, 0)", "(true_positives.double() / seen)"),
+        ("true_positives[..., -1] + missed", "true_positives[..., -1]", "tests/evaluate/detection/test_metrics.py"),
     ),
     *of(
         "mixview/optim.py",
@@ -560,7 +560,7 @@ MUTATIONS: list[Mutation] = [
         ("settings=own |", "settings={} |", "::test_results_are_kept_in_the_run_and_seeds_averaged"),
         ("notes=list(context.notes),", "notes=context.notes,", "::test_notes_of_one_protocol_are_not_those_of_another"),
         (
-            "paths.append(results.save(found[-1], folder))",
+            "paths.append(results.save(new_results[-1], folder))",
             "paths.append(folder)",
             "::test_everything_that_labels_allow",
         ),
@@ -574,8 +574,8 @@ MUTATIONS: list[Mutation] = [
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(False)", FROZEN),
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(mode)", FROZEN),
         (
-            "Staged(copy.deepcopy(encoder), tuple(heads))",
-            "Staged(encoder, tuple(heads))",
+            "StageFeatures(copy.deepcopy(encoder), tuple(heads))",
+            "StageFeatures(encoder, tuple(heads))",
             "tests/evaluate/test_trained.py::test_fine_tuning_learns_and_leaves_the_encoder_as_it_was",
         ),
         ("max(1, round(step * length / self.epochs))", "round(step * length / self.epochs)"),
@@ -608,7 +608,7 @@ MUTATIONS: list[Mutation] = [
         (
             'self.step = int(state["step"])',
             'self.step = int(state["step"]) // 4 * 4',
-            "::test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped",
+            "::test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped",
         ),
         (
             "self.fabric.backward(loss * share)",
@@ -618,7 +618,7 @@ MUTATIONS: list[Mutation] = [
         (
             'self.optimizer.load_state_dict(state["optimizer"])',
             "pass",
-            "::test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped",
+            "::test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped",
         ),
         ("self.finite &= torch.isfinite", "self.finite | torch.isfinite", "tests/evaluate/detection/test_training.py"),
     ),
@@ -642,7 +642,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/evaluate/overlap.py",
         "tests/evaluate/test_overlap.py",
-        ("shared = int(np.isin(images, self.noted).sum())", "shared = int(np.isin(images, self.noted[:1]).sum())"),
+        ("shared = int(np.isin(images, self.hashes).sum())", "shared = int(np.isin(images, self.hashes[:1]).sum())"),
         ("twice = int(np.isin(test_images, train_images).sum())", "twice = 0"),
     ),
     *of(
@@ -666,13 +666,16 @@ MUTATIONS: list[Mutation] = [
         "tests/encoders/test_features.py",
         ('"res5": Pool(6, 1, 0, 7, 2)', '"res5": Pool(7, 1, 0, 7, 1)'),
         ("repr(transform), list(stages)]", "list(stages)]"),
-        ("array[rows] = found[stage]", "array[rows] = found[stages[0]]"),
-        ("Staged(subject.encoder, stages).to(device).eval()", "Staged(subject.encoder, stages).to(device).train()"),
+        ("array[rows] = features[stage]", "array[rows] = features[stages[0]]"),
+        (
+            "StageFeatures(loaded.encoder, stages).to(device).eval()",
+            "StageFeatures(loaded.encoder, stages).to(device).train()",
+        ),
     ),
     *of(
         "mixview/encoders/transforms.py",
         "tests/encoders/test_features.py",
-        ("margin = 1.0 if max(height, width) <= self.size else MARGIN", "margin = 1.0"),
+        ("margin = 1.0 if max(height, width) <= self.size else CROP_RATIO", "margin = 1.0"),
         ("scale = margin * self.size / min(height, width)", "scale = margin * self.size / max(height, width)"),
     ),
     # --- detection --------------------------------------------------------------------------------------------------
@@ -700,8 +703,8 @@ MUTATIONS: list[Mutation] = [
             "torch.stack([left, top, right, bottom], 1)",
             "::test_a_flip_swaps_left_and_right",
         ),
-        ("kept = ~objects.crowd &", "kept =", "::test_crowds_are_left_out"),
-        ("objects.classes[kept] + 1", "objects.classes[kept]"),
+        ("usable = ~objects.crowd &", "usable =", "::test_crowds_are_left_out"),
+        ("objects.classes[usable] + 1", "objects.classes[usable]"),
         (
             "boxes[:, 0::2].clip(0, width)",
             "boxes[:, 0::2].clip(0, height)",

@@ -22,8 +22,8 @@ def list_datasets() -> None:
         place = locate_named(name)
         names.add_row(name, what, plain(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
     kinds = Table("kind", "what", title="By path", title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for kind, family in FORMATS.items():
-        kinds.add_row(kind, family.about)
+    for kind, dataset_format in FORMATS.items():
+        kinds.add_row(kind, dataset_format.about)
     console.print(names)
     console.print()
     console.print(kinds)

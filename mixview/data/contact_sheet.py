@@ -111,6 +111,6 @@ def shorten(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Imag
 def picture_format(path: Path) -> str:
     """How Pillow calls the format that a file's name asks for."""
     extensions = Image.registered_extensions()
-    if (found := extensions.get(path.suffix.lower())) is None:
+    if (name := extensions.get(path.suffix.lower())) is None:
         raise ValueError(f"{path} does not say what kind of picture it is to be: end its name in .png or .jpg")
-    return found
+    return name

@@ -17,15 +17,17 @@ MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 
 
 def decoder_for(channels: int) -> Decoder:
-    """Decodes images for an encoder of so many channels; of other numbers than 1 and 3, images that are stored so."""
+    """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so."""
     return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
 
 
 MAX_LISTED = 3
 """The most bad images that an error names."""
 
-SMALL = 64
-"""Pixels up to which images count as small: views of their own size, the small stem, the small augmentations."""
+SMALL_IMAGE_SIZE = 64
+"""Up to this many pixels images count as small: views of their own size, CIFAR's stem, the small augmentations.
+
+ImageNet's stem would leave 2×2 of 64×64 pixels."""
 
 
 @final
@@ -55,8 +57,8 @@ ANNOUNCED: set[tuple[str, str]] = set()
 
 def announce(source: Source, line: str) -> None:
     """Print a line about a source on standard error, once."""
-    while (whole := getattr(source, "source", None)) is not None:  # of a part of it
-        source = whole
+    while (parent := getattr(source, "source", None)) is not None:  # of a part of it
+        source = parent
     if (repr(source), line) in ANNOUNCED:
         return
     ANNOUNCED.add((repr(source), line))
@@ -134,8 +136,8 @@ class ImageDataset:
     @property
     def bad(self) -> dict[str, str]:
         """The bad images so far, those left out on opening first: name, and why."""
-        found = {self.source.name(index): self._reason(index) for index in self._bad.nonzero().flatten().tolist()}
-        return {**self.source.skipped, **found}
+        unreadable = {self.source.name(index): self._reason(index) for index in self._bad.nonzero().flatten().tolist()}
+        return {**self.source.skipped, **unreadable}
 
     def _reason(self, index: int) -> str:
         """Why an image is bad; one that another process met is tried again."""
@@ -155,7 +157,7 @@ class ImageDataset:
         if not allowed.allows(count, total):
             raise SourceError(
                 f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
-                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: mend or remove them"
+                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: repair or remove them"
             )
 
     def _list(self) -> str:
@@ -163,12 +165,12 @@ class ImageDataset:
         skipped = [f"{name} {reason}" for name, reason in self.source.skipped.items()]
         bad = self._bad.nonzero().flatten().tolist()
         some = bad[: max(0, MAX_LISTED - len(skipped))]  # another process may have met them: not all are tried again
-        shown = [*skipped[:MAX_LISTED], *(f"{self.source.name(index)} {self._reason(index)}" for index in some)]
-        more = len(skipped) + len(bad) - len(shown)
-        return "; ".join(shown) + (f"; and {more} more" if more else "")
+        listed = [*skipped[:MAX_LISTED], *(f"{self.source.name(index)} {self._reason(index)}" for index in some)]
+        more = len(skipped) + len(bad) - len(listed)
+        return "; ".join(listed) + (f"; and {more} more" if more else "")
 
 
-def natural_size(reader: ImageDataset) -> int:
+def natural_size(images: ImageDataset) -> int:
     """The size of views for these images: their own where they are small, else 224."""
-    height, width = reader[0].pixels.shape[:2]
-    return min(height, width) if max(height, width) <= SMALL else 224
+    height, width = images[0].pixels.shape[:2]
+    return min(height, width) if max(height, width) <= SMALL_IMAGE_SIZE else 224

@@ -35,7 +35,7 @@ UNREAD_SUFFIXES = frozenset(
     {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2", ".srw"}  # what cameras call raw
     | {".jxl", ".psd", ".svg", ".eps", ".ai", ".tga", ".ico", ".icns", ".exr", ".hdr", ".dcm", ".xcf", ".pcx", ".heics"}
 )
-"""Files that end like this are pictures that are never read: whoever has them gets a note."""
+"""Files that end like this are pictures that are never read; a note says so."""
 
 MAX_PIXELS = 89_478_485
 """Pillow's own limit against decompression bombs: a quarter of a gigabyte in RGB."""
@@ -85,7 +85,7 @@ class Decoder:
         """The pixels of an encoded file, or of an array that already holds pixels; `name` is for the error message."""
         pixels = self._decode(data, name)
         if self.channels not in (None, pixels.shape[2]):
-            raise BadImage(name, f"has {pixels.shape[2]} channels, and images of {self.channels} are asked for")
+            raise BadImage(name, f"has {pixels.shape[2]} channels, and images of {self.channels} are required")
         return pixels
 
     def _decode(self, data: bytes | Pixels, name: str) -> Pixels:
@@ -165,7 +165,7 @@ def reads(suffix: str) -> bool:
 
 
 def unread_remedy(suffix: str) -> str | None:
-    """What to do about a picture of a kind that is not read; None for what is read, and for what is no picture."""
+    """What to do about a picture of a kind that is not read; None for what is read, and for what is not a picture."""
     if suffix in HEIC_SUFFIXES and heic_plugin() is None:
         return HEIC_REMEDY
     return "convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else None
@@ -244,7 +244,7 @@ def turned(pixels: Pixels, turn: int) -> Pixels:
 
 
 def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
-    """A loaded image in the mode that is asked for."""
+    """A loaded image in the requested mode."""
     if mode == "palette":
         if image.mode not in ("P", "L"):
             raise BadImage(name, f"is a mask of mode {image.mode}: save it with a palette or as 8-bit grayscale")

@@ -1,4 +1,4 @@
-"""Batches of views that do not depend on who makes them: the number of workers, processes and restarts.
+"""Batches of views that do not depend on the number of workers, processes and restarts.
 
     sampler = EpochSampler(len(images), batch_size=256, seed=0, rank=rank, world_size=world_size)
     loader = view_loader(images, load_policy("simclr"), sampler, workers=4)
@@ -36,8 +36,8 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 """All views, [B, C, S, S] each, and the indices [B]."""
 Backend = Literal["numba", "reference"]
 
-SMALL = 128 * 128
-"""Images of at most so many pixels are gathered and augmented in one call; larger ones as they come."""
+MAX_BATCHED_PIXELS = 128 * 128
+"""Images of at most this many pixels are gathered and augmented in one call; larger ones as they come."""
 
 
 class ImageSample(Protocol):
@@ -104,8 +104,8 @@ class ViewDataset(Dataset[Item]):
                 images = np.stack(waiting) if len(waiting) > 1 else waiting[0][None]
                 numba_backend.fill_views(images, seeds, self.policy, rows)
             else:
-                made = reference.make_views(to_tensor(waiting[0]), self.seed, *keys[start], self.policy)
-                for row, view in zip(rows, made, strict=True):
+                reference_views = reference.make_views(to_tensor(waiting[0]), self.seed, *keys[start], self.policy)
+                for row, view in zip(rows, reference_views, strict=True):
                     row.copy_(view[None])
             waiting.clear()
 
@@ -120,7 +120,7 @@ class ViewDataset(Dataset[Item]):
                 make()
             waiting.append(pixels)
             indices.append(sample.index)
-            if self.backend == "reference" or pixels.shape[0] * pixels.shape[1] > SMALL:
+            if self.backend == "reference" or pixels.shape[0] * pixels.shape[1] > MAX_BATCHED_PIXELS:
                 make()
         if waiting:
             make()
@@ -176,7 +176,7 @@ def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Te
 
 
 def keep_batch(batch: Any) -> Any:
-    """Collate nothing: a data set's `__getitems__` returns finished batches."""
+    """Collate nothing: a dataset's `__getitems__` returns finished batches."""
     return batch
 
 
@@ -190,13 +190,13 @@ def explain_lost_worker(error: BaseException) -> WorkerDied | None:
     torch raises it wherever the main process is at that moment, in the middle of a training step as well, or while a
     checkpoint is written, which then fails in its turn.
     """
-    found = re.match(
+    match = re.match(
         r"DataLoader worker \(pid\D* ([\d, ]+)\) (?:is )?(killed by signal: \w+|exited unexpectedly)", str(error)
     )
-    if found is None:
+    if match is None:
         return None if error.__context__ is None else explain_lost_worker(error.__context__)
     return WorkerDied(
-        f"a process that reads images died ({found[2]}, process {found[1]}): if memory is short, use fewer --workers; "
+        f"a process that reads images died ({match[2]}, process {match[1]}): if memory is short, use fewer --workers; "
         "--workers 0 reads without such processes"
     )
 

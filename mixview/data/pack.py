@@ -46,7 +46,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     if size < 1 or not 1 <= quality <= 100:
         raise ValueError(f"size must be at least 1 and quality within 1 … 100, got {size} and {quality}")
     decoder = Decoder()
-    kept: list[int] = []
+    indices: list[int] = []
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None
     bad: dict[str, str] = {}
@@ -57,13 +57,13 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
         ):
             try:
                 stored = source.read(index)
-                whole = decoder(stored, source.name(index))
+                full = decoder(stored, source.name(index))
             except BadImage as error:
                 bad[error.name] = error.reason
                 continue
-            pixels = shrink(whole, size)
+            pixels = shrink(full, size)
             if format == "jpeg":
-                untouched = isinstance(stored, bytes) and pixels is whole
+                untouched = isinstance(stored, bytes) and pixels is full
                 lengths.append(data.write(bytes(stored) if untouched else encode(pixels, quality)))
             else:
                 if shape not in (None, pixels.shape):
@@ -73,8 +73,8 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
                     )
                 shape = pixels.shape
                 data.write(np.ascontiguousarray(pixels).tobytes())
-            kept.append(index)
-        if not kept:
+            indices.append(index)
+        if not indices:
             raise SourceError(f"none of the {len(source)} images can be read: there is nothing to pack")
         partial = out.with_name(out.name + ".partial")
         try:
@@ -84,16 +84,16 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
                     add_array(archive, "offsets", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
                 else:
                     assert shape is not None
-                    add_file(archive, "images", data, (len(kept), *shape))
+                    add_file(archive, "images", data, (len(indices), *shape))
                 labels = source.labels()
                 if labels is not None:
-                    add_array(archive, "labels", labels[kept])
+                    add_array(archive, "labels", labels[indices])
                 if source.classes is not None:
                     add_array(archive, "classes", np.array(source.classes))
             partial.replace(out)  # whole, or not there at all
         finally:
             partial.unlink(missing_ok=True)
-    return Packed(out, len(kept), bad)
+    return Packed(out, len(indices), bad)
 
 
 def shrink(pixels: Pixels, size: int) -> Pixels:

@@ -4,7 +4,7 @@
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
 
 Nothing that is read here can run code: torch files are opened with `weights_only=True`. Only a name that is an import
-path (`package.module:factory`) does, and that is what it asks for. Whoever takes such a name from a file calls
+path (`package.module:factory`) does, as intended; code that takes such a name from a file calls
 `require_consent` first.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from mixview.data.dataset import SMALL_IMAGE_SIZE
 from mixview.encoders.optional import import_optional
 from mixview.encoders.weights import (
     HEADS,
@@ -31,10 +32,6 @@ from mixview.extensions import import_object, names_code
 
 Stem = Literal["auto", "small", "standard"]
 Spec = dict[str, str | int]
-
-SMALL_IMAGE = 64
-"""Up to this many pixels a ResNet gets the CIFAR stem: the standard one would leave 2×2 of 64×64 pixels."""
-
 
 GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
 """What a file of tensors that does not say its model is tried on."""
@@ -71,10 +68,11 @@ def build(
             `timm/NAME` to say which; `small`, a ResNet of 0.3 M parameters for CPUs; or your own module by import path,
             `package.module:factory`, which is called with `channels` and `size` if it takes them.
         size: side of the images in pixels.
-        channels: of the images.
-        stem: of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
+        channels: image channels.
+        stem: stem of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
             small one for images of up to 64 pixels.
-        weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; None starts afresh.
+        weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; by
+            default random.
         zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
             so where there are any.
     """
@@ -89,7 +87,7 @@ def build(
     if weights is not None and weights != "imagenet":
         path = weights_file(weights)
         notes.append(load_weights(encoder, read_tensors(path), str(path), full_name))
-    feature_dim = measure(encoder, full_name, size=size, channels=channels)
+    feature_dim = feature_width(encoder, full_name, size=size, channels=channels)
     millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
     notes.insert(0, f"Backbone {full_name}: {millions:.1f} M parameters, {feature_dim} features.")
     spec: Spec = {
@@ -116,11 +114,11 @@ def construct(
         raise ValueError(f"size and channels must be at least 1, got {size} and {channels}")
     if stem not in get_args(Stem):
         raise ValueError(f'stem must be "auto", "small" or "standard", got {stem!r}')
-    library, short = find(name)
+    library, short = resolve_name(name)
     full_name = short if library in ("mixview", "own") else f"{library}/{short}"
     notes: list[str] = []
-    wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE)
-    zero_where_possible, insists = zero_init_residual is not False, zero_init_residual is True
+    wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE_SIZE)
+    zero_where_possible, required = zero_init_residual is not False, zero_init_residual is True
 
     if library == "mixview":
         encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_where_possible)
@@ -136,15 +134,15 @@ def construct(
     if library in ("torchvision", "timm"):
         check_patches(encoder, full_name, size)
 
-    if not is_resnet and insists:
+    if not is_resnet and required:
         raise ValueError(
-            f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is none: "
+            f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is not one: "
             "set zero_init_residual to false"
         )
     if not is_resnet and stem == "small":
         raise ValueError(
-            f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is none: leave stem at "
-            '"auto", and choose a backbone that is made for small images'
+            f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is not one: leave stem "
+            'at "auto", and choose a backbone that is made for small images'
         )
     if pretrained and library in ("mixview", "own"):
         raise ValueError(
@@ -156,14 +154,14 @@ def construct(
         resolved = "small"
         if library != "mixview":
             make_small_stem(encoder)
-            reason = f"the images are {size} pixels" if stem == "auto" else "it was asked for"
+            reason = f"the images are {size} pixels" if stem == "auto" else "stem is small"
             other = '; stem="standard" keeps ImageNet\'s' if stem == "auto" else ""
             notes.append(f"CIFAR stem (3×3, stride 1, no max-pool), because {reason}{other}.")
             if pretrained:
-                notes.append("The new stem starts afresh: the ImageNet weights are of the standard one.")
+                notes.append("The new stem is initialized randomly: the ImageNet weights are for the standard one.")
     elif is_resnet:
         notes.append(f"Standard stem (stride 2, max-pool), for images of {size} pixels.")
-    elif library in ("torchvision", "timm") and size <= SMALL_IMAGE and patch_of(encoder) is None:
+    elif library in ("torchvision", "timm") and size <= SMALL_IMAGE_SIZE and patch_of(encoder) is None:
         notes.append(
             f"{full_name} is made for large images and keeps its stem: a ResNet may do better at {size} pixels."
         )
@@ -181,13 +179,13 @@ def construct(
 # Names
 
 
-def find(name: str) -> tuple[str, str]:
+def resolve_name(name: str) -> tuple[str, str]:
     """The library of a name (`mixview`, `own`, `torchvision` or `timm`), and the name within it."""
     prefix, _, rest = name.partition("/")
     if prefix in ("torchvision", "timm") and rest:
         if rest in (torchvision_names() if prefix == "torchvision" else [rest] if is_timm(rest) else []):
             return prefix, rest
-        raise unknown(name)
+        raise unknown_backbone(name)
     if name == "small":
         return "mixview", name
     if names_code("backbone", name):
@@ -196,11 +194,11 @@ def find(name: str) -> tuple[str, str]:
         return "torchvision", name
     if is_timm(name):
         return "timm", name
-    raise unknown(name)
+    raise unknown_backbone(name)
 
 
-def unknown(name: str) -> ValueError:
-    """The error for a name that nobody knows, with the nearest that somebody does."""
+def unknown_backbone(name: str) -> ValueError:
+    """The error for an unknown name, with the nearest known ones."""
     names = {*torchvision_names(), *timm_names(), "small"}
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
     where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
@@ -331,9 +329,9 @@ def make_small_stem(resnet: nn.Module) -> None:
 
 def change_channels(model: nn.Module, channels: int) -> None:
     """Rebuild the first convolution of a torchvision model for this many channels; weights come later."""
-    found = first_convolution(model)
-    assert found is not None
-    name, old = found
+    first = first_convolution(model)
+    assert first is not None
+    name, old = first
     new = nn.Conv2d(
         channels,
         old.out_channels,
@@ -355,12 +353,12 @@ def patch_of(encoder: nn.Module) -> int | None:
 
 
 def check_patches(encoder: nn.Module, name: str, size: int) -> None:
-    """Raise if a size is no multiple of the patch: the pixels beyond the last patch would be dropped silently."""
+    """Raise if a size is not a multiple of the patch: the pixels beyond the last patch would be dropped silently."""
     patch = patch_of(encoder)
     if patch is not None and size % patch:
         sizes = [multiple for multiple in (size // patch * patch, (size // patch + 1) * patch) if multiple]
         raise ValueError(
-            f"{name} cuts images into patches of {patch} pixels, which {size} pixels is no multiple of: use "
+            f"{name} cuts images into patches of {patch} pixels, and {size} is not a multiple of it: use "
             f"{' or '.join(map(str, sizes))}"
         )
 
@@ -410,7 +408,7 @@ def call_factory(factory: Callable[..., object], name: str, offered: Mapping[str
     return factory(**{p.name: offered[p.name] for p in parameters if p.name in offered})
 
 
-def measure(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
+def feature_width(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
     """The encoder's feature width, by a pass of two images in evaluation mode; leaves no trace in the encoder."""
     training = {module: module.training for module in encoder.modules()}
     parameter = next(encoder.parameters(), torch.empty(0))
@@ -428,9 +426,9 @@ def measure(encoder: nn.Module, name: str, *, size: int, channels: int) -> int:
         for module, mode in training.items():
             module.training = mode
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        made = f"shape {list(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
+        output = f"shape {list(features.shape)}" if isinstance(features, Tensor) else f"type {type(features).__name__}"
         raise ValueError(
-            f"{name} made an output of {made} of 2 images, expected [2, D]: end it in pooling and flattening, "
+            f"{name} made an output of {output} of 2 images, expected [2, D]: end it in pooling and flattening, "
             "nn.AdaptiveAvgPool2d(1) and nn.Flatten(), and return that tensor alone"
         )
     return features.shape[1]
@@ -462,11 +460,11 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
         stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
         for stem in stems:
             with torch.device("meta"):
-                encoder, *_ = construct(name, size=SMALL_IMAGE, channels=3, stem=stem)
+                encoder, *_ = construct(name, size=SMALL_IMAGE_SIZE, channels=3, stem=stem)
             own, children = encoder.state_dict(), [child for child, _ in encoder.named_children()]
             shapes = {strip_prefixes(key, own, children): value.shape for key, value in tensors.items()}
-            wanted = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
-            if all(shapes.get(key) == shape for key, shape in wanted.items()):
+            expected = {key: value.shape for key, value in own.items() if not key.endswith("num_batches_tracked")}
+            if all(shapes.get(key) == shape for key, shape in expected.items()):
                 parts = {key.partition(".")[0] for key in own}
                 foreign = [key for key in shapes if key.partition(".")[0] in parts and key not in own]
                 if not foreign:

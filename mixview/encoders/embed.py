@@ -2,9 +2,9 @@
 
     mixview embed runs/first --data photos/ --out features.parquet
 
-A Parquet file has a row an image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`. A
-.npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
-mixview's cache (`mixview.encoders.features`), which is made by several processes and gone on with after a kill.
+A Parquet file has a row per image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`.
+A .npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
+mixview's cache (`mixview.encoders.features`), which is made by several processes and resumed after a kill.
 """
 
 import json
@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from mixview.data.sources.base import Source
 from mixview.data.sources.registry import SourceOptions, open_dataset
-from mixview.encoders.features import Features, Stage, extract, launched
+from mixview.encoders.features import Features, Stage, extract, rank_and_world_size
 from mixview.encoders.loading import ComputeConfig, EncoderConfig, LoadedEncoder
 from mixview.encoders.optional import import_optional
-from mixview.encoders.transforms import CenterCrop, Squash, Transform
+from mixview.encoders.transforms import CenterCrop, ResizeToSquare, Transform
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import read_rows, write_rows
 from mixview.io.terminal import say
@@ -35,7 +35,7 @@ ROWS = 8192
 class Embedded(NamedTuple):
     """Images with their features."""
 
-    subject: LoadedEncoder
+    loaded: LoadedEncoder
     source: Source
     features: Features
     transform: Transform
@@ -49,20 +49,20 @@ class Embedded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(ComputeConfig, EncoderConfig):
-    """Images, and how they are shown to an encoder."""
+    """Images, and how they are preprocessed."""
 
     data: str | None = None
     """The images: a folder, or any other path, address or name (see `mixview data list`)."""
     split: str | None = None
-    """The part of the data; by default the one for training, or all where there are no parts."""
+    """Split of the data; by default the one for training, or all where there are no parts."""
     kind: str | None = None
-    """What the path is, where looking at it would say something else."""
+    """Format of the data (see `mixview data list`); by default it is recognized."""
     data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     stage: Stage = "avgpool"
     """Which features: avgpool, the encoder's output; of a ResNet also stem, res2 … res5, pooled."""
-    shown: Literal["crop", "squash"] = "crop"
-    """The center of each image, or the whole of it squashed into a square."""
+    resize: Literal["crop", "squash"] = "crop"
+    """crop the center of each image, or squash the whole image into a square."""
 
     def embed(self) -> Embedded:
         """Features of all the images, from the cache or made now."""
@@ -70,10 +70,10 @@ class Embedding(ComputeConfig, EncoderConfig):
             raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
         options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
         source = open_dataset(self.data, self.split, **options)
-        subject = self.load_for(source)
-        transform = (Squash if self.shown == "squash" else CenterCrop)(subject.size, subject.normalize)
+        loaded = self.load_for(source)
+        transform = (ResizeToSquare if self.resize == "squash" else CenterCrop)(loaded.size, loaded.normalize)
         features = extract(
-            subject,
+            loaded,
             source,
             transform,
             stages=(self.stage,),
@@ -81,7 +81,7 @@ class Embedding(ComputeConfig, EncoderConfig):
             devices=self.devices,
             workers=self.workers,
         )
-        return Embedded(subject, source, features, transform, self.stage)
+        return Embedded(loaded, source, features, transform, self.stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Embed(Embedding):
             import_optional("pyarrow", "embed")  # whether it is there is better known before hours of work than after
         out.parent.mkdir(parents=True, exist_ok=True)
         embedded = self.embed()
-        if launched()[0] > 0:  # one process of many writes
+        if rank_and_world_size()[0] > 0:  # one process of many writes
             return out
         about = describe(embedded, str(self.data))
         if out.suffix == ".parquet":
@@ -111,17 +111,17 @@ class Embed(Embedding):
                 write_names(file, embedded)
             with atomic_write(out) as file:
                 write_npy(file, embedded)
-        kept = len(embedded.features.kept)
-        say(f"wrote {out}: {kept} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
+        count = len(embedded.features.indices)
+        say(f"wrote {out}: {count} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
         return out
 
 
 def embed(encoder: str, **options: Any) -> Path:
-    """Write the features of any number of images to a file, with their paths. Goes on where it was cut short.
+    """Write the features of any number of images to a file, with their paths. Resumes where it was stopped.
 
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
-        options: of `Embed`.
+        options: fields of `Embed`.
     """
     return Embed(encoder=encoder, **options).run()
 
@@ -129,8 +129,8 @@ def embed(encoder: str, **options: Any) -> Path:
 def describe(embedded: Embedded, data: str) -> dict[str, str]:
     """What the features are of, for the file's own header."""
     return {
-        "encoder": embedded.subject.name,
-        "weights": embedded.subject.weights_key(),
+        "encoder": embedded.loaded.name,
+        "weights": embedded.loaded.weights_key(),
         "data": data,
         "fingerprint": embedded.source.fingerprint(),
         "stage": embedded.stage,
@@ -139,11 +139,11 @@ def describe(embedded: Embedded, data: str) -> dict[str, str]:
 
 
 def parts(embedded: Embedded) -> Iterator[npt.NDArray[np.int64]]:
-    """The images that could be read, so many at a time."""
-    kept = embedded.features.kept
-    with bar("writing", len(kept)) as advance:
-        for start in range(0, len(kept), ROWS):
-            some = kept[start : start + ROWS]
+    """The images that could be read, `ROWS` at a time."""
+    indices = embedded.features.indices
+    with bar("writing", len(indices)) as advance:
+        for start in range(0, len(indices), ROWS):
+            some = indices[start : start + ROWS]
             yield some
             advance(len(some))
 
@@ -160,7 +160,7 @@ def labels_of(source: Source) -> tuple[str, list[Any]] | None:
 
 
 def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> None:
-    """A row an image; what made the features is in the file's metadata, under `mixview`."""
+    """A row per image; what made the features is in the file's metadata, under `mixview`."""
     pa, pq = import_optional("pyarrow", "embed"), import_optional("pyarrow.parquet", "embed")
     rows, labels = embedded.rows(), labels_of(embedded.source)
     width = rows.shape[1]
@@ -187,7 +187,7 @@ def as_unicode(name: str) -> str:
 def write_npy(file: BinaryIO, embedded: Embedded) -> None:
     """[N, D] of float32, without the images that could not be read."""
     rows = embedded.rows()
-    shape = (len(embedded.features.kept), rows.shape[1])
+    shape = (len(embedded.features.indices), rows.shape[1])
     header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for some in parts(embedded):
@@ -200,7 +200,7 @@ def write_names(file: BinaryIO, embedded: Embedded) -> None:
 
     def rows() -> Iterator[list[object]]:
         yield ["path"] if labels is None else ["path", labels[0]]
-        for index in embedded.features.kept.tolist():
+        for index in embedded.features.indices.tolist():
             label = [] if labels is None else [labels[1][index]]
             joined = ["; ".join(each) if isinstance(each, list) else each for each in label]
             yield [embedded.source.name(index), *joined]

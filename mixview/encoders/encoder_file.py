@@ -82,7 +82,9 @@ def load_encoder(
     """
     file = weights_file(Path(path))
     if file.suffix != ".safetensors":
-        raise ValueError(f"{file} is no exported encoder: pass encoder.safetensors, or build(…, weights={str(path)!r})")
+        raise ValueError(
+            f"{file} is not an exported encoder: pass encoder.safetensors, or build(…, weights={str(path)!r})"
+        )
     tensors, text = read_safetensors(file)
     header = read_header(file, text)
     if module is None:
@@ -124,9 +126,9 @@ def check_spec(spec: Any) -> Spec | None:
     """A spec that came from outside, if it is one; None if not."""
     if not isinstance(spec, dict):
         return None
-    whole = all(type(spec.get(key)) is int and 1 <= spec[key] <= MAX_SIDE_OR_CHANNELS for key in ("size", "channels"))
+    valid = all(type(spec.get(key)) is int and 1 <= spec[key] <= MAX_SIDE_OR_CHANNELS for key in ("size", "channels"))
     if (
-        not whole
+        not valid
         or spec["size"] ** 2 * spec["channels"] > MAX_VALUES
         or type(spec.get("feature_dim")) is not int
         or not isinstance(spec.get("name"), str)
@@ -142,7 +144,7 @@ def rebuild(
     """The module of a spec, with random weights; the global generator stays where it was.
 
     Args:
-        file: that the spec is from.
+        file: the file that the spec is from.
         spec: what rebuilds the module.
         trust_remote_code: call the factory of a backbone of one's own.
         tensors: what the file holds, to see that it is about as large as the module before that is made.
@@ -173,8 +175,8 @@ def check_size(
     """Raise if a network is far larger than what its file holds: a kilobyte can name one that fills the memory.
 
     Args:
-        file: that names the network.
-        name: of the network.
+        file: the file that names the network.
+        name: name of the network.
         make: makes it.
         tensors: what the file holds.
     """
@@ -183,7 +185,7 @@ def check_size(
     try:
         with parameters_without_memory():
             needed = sum(parameter.numel() for parameter in make()[0].parameters())
-    except Exception:  # the attempt to make it in earnest says why
+    except Exception:  # building it says why
         return
     held = sum(tensor.numel() for tensor in tensors.values())
     if needed > 2 * held + MAX_EXTRA_PARAMETERS:

@@ -1,7 +1,7 @@
-"""Features of images, made once: kept on disk, mapped into memory, gone on with after a kill.
+"""Features of images, computed once: kept on disk, mapped into memory, resumed after a kill.
 
-    features = extract(subject, source, CenterCrop(224), stages=("res5", "avgpool"))
-    features["avgpool"]                                            # [M, D], of the images in features.kept
+    features = extract(loaded, source, CenterCrop(224), stages=("res5", "avgpool"))
+    features["avgpool"]                                            # [M, D], of the images in features.indices
 
 They are kept in mixview's cache under a key of weights, images and transform. A block of images counts when its
 features are on the disk and not before, so that what was cut short is continued and never taken for whole. Several
@@ -41,12 +41,12 @@ from mixview.runs.progress_bar import Advance, bar
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 
 FORMAT = 1
-"""Of the cache; raised when the same key would mean other numbers."""
+"""Version of the cache; raised when the same key would mean other numbers."""
 
 BLOCK = 64
 """Images that are encoded, written and counted together."""
 
-START = "spawn"
+START_METHOD = "spawn"
 """How processes are started: a forked one could not use CUDA."""
 
 SAMPLE = 32
@@ -89,7 +89,7 @@ def stages_of(encoder: nn.Module) -> tuple[Stage, ...]:
 
 
 @final
-class Staged(nn.Module):
+class StageFeatures(nn.Module):
     """Several stages of an encoder in one pass: images -> {stage: [N, D]}, `avgpool` being the encoder's own output."""
 
     def __init__(self, encoder: nn.Module, stages: Sequence[Stage]) -> None:
@@ -111,7 +111,7 @@ class Staged(nn.Module):
             stem = "relu" if hasattr(self.encoder, "relu") else "act1"  # torchvision's name, and timm's
             name = stem if stage == "stem" else f"layer{int(stage[3:]) - 1}"
 
-            def keep(module: nn.Module, given: Any, maps: Tensor, stage: str = stage) -> None:
+            def keep(module: nn.Module, inputs: Any, maps: Tensor, stage: str = stage) -> None:
                 pooled[stage] = POOLS[stage](maps)
 
             hooks.append(self.encoder.get_submodule(name).register_forward_hook(keep))
@@ -130,18 +130,18 @@ class Features:
 
     folder: Path
     """Where they are kept."""
-    kept: npt.NDArray[np.int64]
+    indices: npt.NDArray[np.int64]
     """[M] the images that could be read, by their index in the source."""
     stages: tuple[Stage, ...]
 
     def __getitem__(self, stage: Stage) -> Tensor:
         """[M, D] float32"""
         rows: npt.NDArray[np.float32] = np.load(self.folder / f"{stage}.npy", mmap_mode="c")
-        return torch.from_numpy(rows if len(self.kept) == len(rows) else rows[self.kept])
+        return torch.from_numpy(rows if len(self.indices) == len(rows) else rows[self.indices])
 
 
 def extract(
-    subject: LoadedEncoder,
+    loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
     *,
@@ -153,78 +153,78 @@ def extract(
     """The features of all images of a source, from the cache or made now.
 
     Args:
-        subject: the encoder.
+        loaded: the encoder.
         source: the images; a bad one is left out, and too many of them stop, as everywhere.
-        transform: how an image is shown.
+        transform: how an image becomes the input.
         stages: which features; all are made in one pass.
         device: cpu, cuda, mps … or auto.
         devices: processes to make them with, each on an accelerator of its own where there are any.
         workers: processes that read images, for each of these.
     """
-    rank, world = launched()
-    folder = cache_folder("features") / cache_key(subject, source, transform, stages)
+    rank, world_size = rank_and_world_size()
+    folder = cache_folder("features") / cache_key(loaded, source, transform, stages)
     if rank > 0:
         wait_until(folder.is_dir)
     elif not folder.is_dir():
-        prepare(folder, len(source), measure_widths(subject, stages))
+        prepare(folder, len(source), measure_widths(loaded, stages))
     done = open_array(folder, "done")
     if not done.all():
-        if rank == 0 and world == 1:  # what was begun without
+        if rank == 0 and world_size == 1:  # what was begun without
             for path in folder.glob("*.npy"):
                 reserve(path)
         what = f"features of {len(source)} images"
         with bar(what, len(done), int(done.sum())) as advance:
-            if devices > 1 and world == 1:
-                spawn(folder, subject, source, transform, stages, device, devices, workers, advance)
+            if devices > 1 and world_size == 1:
+                spawn(folder, loaded, source, transform, stages, device, devices, workers, advance)
             else:
                 workers = default_workers(local_processes()) if workers is None else workers
-                fill(folder, subject, source, transform, stages, pick_device(device), rank, world, workers, advance)
+                fill(folder, loaded, source, transform, stages, pick_device(device), rank, world_size, workers, advance)
                 wait_until(lambda: bool(done.all()))
     index = np.load(folder / "index.npy")
     good = index == np.arange(len(index))
     if rank == 0:
-        reader = image_reader(subject, source)
+        images = image_dataset(loaded, source)
         for bad in np.flatnonzero(~good).tolist():
-            reader[
+            images[
                 bad
             ]  # names it, and stops when there are too many, whether they were met now or by an earlier command
     return Features(folder, np.flatnonzero(good), tuple(stages))
 
 
-def image_reader(subject: LoadedEncoder, source: Source) -> ImageDataset:
+def image_dataset(loaded: LoadedEncoder, source: Source) -> ImageDataset:
     """The images of a source as an encoder takes them."""
-    return ImageDataset(source, decoder_for(subject.channels))
+    return ImageDataset(source, decoder_for(loaded.channels))
 
 
 def fill(
     folder: Path,
-    subject: LoadedEncoder,
+    loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
     stages: Sequence[Stage],
     device: torch.device,
     rank: int,
-    world: int,
+    world_size: int,
     workers: int,
     advance: Advance = lambda amount: None,
 ) -> None:
-    """Make the features of every `world`-th block that is missing, and write them where they belong."""
+    """Make the features of every `world_size`-th block that is missing, and write them where they belong."""
     done, index = open_array(folder, "done"), open_array(folder, "index")
     arrays = {stage: open_array(folder, stage) for stage in stages}
-    missing = [block for block in range(rank, len(done), world) if not done[block]]
-    module = Staged(subject.encoder, stages).to(device).eval()
-    for block, (images, which) in zip(missing, shown(subject, source, transform, missing, workers), strict=True):
+    missing = [block for block in range(rank, len(done), world_size) if not done[block]]
+    module = StageFeatures(loaded.encoder, stages).to(device).eval()
+    for block, (images, which) in zip(missing, load_blocks(loaded, source, transform, missing, workers), strict=True):
         with torch.inference_mode():
-            found = module(images.to(device, non_blocking=True))
+            features = module(images.to(device, non_blocking=True))
         for stage in stages:
-            if not bool(found[stage].isfinite().all()):
+            if not bool(features[stage].isfinite().all()):
                 raise ValueError(
-                    f"the features ({stage}) of {subject.name} contain NaN or infinity: look for a loss that diverged, "
+                    f"the features ({stage}) of {loaded.name} contain NaN or infinity: look for a loss that diverged, "
                     "or for weights in half precision that overflow"
                 )
         rows = slice(block * BLOCK, block * BLOCK + len(images))
         for stage, array in arrays.items():
-            array[rows] = found[stage].float().cpu().numpy()
+            array[rows] = features[stage].float().cpu().numpy()
             array.flush()
         index[rows] = which.numpy()
         index.flush()
@@ -234,30 +234,30 @@ def fill(
 
 
 @final
-class Shown(Dataset[tuple[Tensor, int]]):
-    """Images as the encoder is shown them."""
+class TransformedImages(Dataset[tuple[Tensor, int]]):
+    """Images transformed to the encoder's input."""
 
-    def __init__(self, reader: ImageDataset, transform: Transform) -> None:
-        self.reader = reader
+    def __init__(self, images: ImageDataset, transform: Transform) -> None:
+        self.images = images
         self.transform = transform
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return len(self.images)
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """[B, C, S, S], and which images they are [B]: another than was asked for stands in for a bad one."""
-        readings = [self.reader[index] for index in indices]
-        images = torch.stack([self.transform(to_tensor(reading.pixels)) for reading in readings])
-        return images, torch.tensor([reading.index for reading in readings])
+        """[B, C, S, S], and which images they are [B]: another image replaces a bad one."""
+        samples = [self.images[index] for index in indices]
+        images = torch.stack([self.transform(to_tensor(sample.pixels)) for sample in samples])
+        return images, torch.tensor([sample.index for sample in samples])
 
 
-def shown(
-    subject: LoadedEncoder, source: Source, transform: Transform, blocks: Sequence[int], workers: int
+def load_blocks(
+    loaded: LoadedEncoder, source: Source, transform: Transform, blocks: Sequence[int], workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The images of these blocks, one block after the other."""
-    reader = image_reader(subject, source)
+    images = image_dataset(loaded, source)
     yield from Loader(
-        Shown(reader, transform),
+        TransformedImages(images, transform),
         workers=min(workers, len(blocks)),
         batch_sampler=[list(range(block * BLOCK, min((block + 1) * BLOCK, len(source)))) for block in blocks],
     )
@@ -266,7 +266,7 @@ def shown(
 # The cache
 
 
-def cache_key(subject: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage]) -> str:
+def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage]) -> str:
     """What decides the features: weights, images, transform, stages."""
     content = hashlib.blake2b(digest_size=8)
     for number in np.unique(np.linspace(0, len(source) - 1, SAMPLE).astype(np.int64)).tolist():
@@ -275,8 +275,8 @@ def cache_key(subject: LoadedEncoder, source: Source, transform: Transform, stag
         except BadImage:
             stored = b"bad"
         content.update(stored if isinstance(stored, bytes) else np.ascontiguousarray(stored).tobytes())
-    images = [source.fingerprint(), content.hexdigest(), subject.channels]
-    parts = [FORMAT, subject.weights_key(), images, repr(transform), list(stages)]
+    images = [source.fingerprint(), content.hexdigest(), loaded.channels]
+    parts = [FORMAT, loaded.weights_key(), images, repr(transform), list(stages)]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
@@ -305,19 +305,19 @@ def open_array(folder: Path, name: str) -> Any:
     return np.lib.format.open_memmap(folder / f"{name}.npy", mode="r+")
 
 
-def measure_widths(subject: LoadedEncoder, stages: Sequence[Stage]) -> dict[Stage, int]:
+def measure_widths(loaded: LoadedEncoder, stages: Sequence[Stage]) -> dict[Stage, int]:
     """How many features each stage has."""
-    parameter = next(subject.encoder.parameters(), torch.empty(0))
-    images = torch.zeros(2, subject.channels, subject.size, subject.size, device=parameter.device)
+    parameter = next(loaded.encoder.parameters(), torch.empty(0))
+    images = torch.zeros(2, loaded.channels, loaded.size, loaded.size, device=parameter.device)
     with torch.inference_mode():
-        found = Staged(subject.encoder, stages).eval()(images)
-    return {stage: found[stage].shape[1] for stage in stages}
+        features = StageFeatures(loaded.encoder, stages).eval()(images)
+    return {stage: features[stage].shape[1] for stage in stages}
 
 
 # Processes
 
 
-def launched() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """This process's rank and the number of processes, as torchrun or mixview itself says; 0 and 1 without them."""
     return process_rank(slurm=False), int(os.environ.get("WORLD_SIZE") or 1)
 
@@ -340,14 +340,14 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
 
 
 def wait_until(condition: Any, every: float = 0.2) -> None:
-    """Wait for the other processes; whoever started them ends this one if one of them fails."""
+    """Wait for the other processes; their launcher ends this one if one of them fails."""
     while not condition():
         time.sleep(every)
 
 
 def spawn(
     folder: Path,
-    subject: LoadedEncoder,
+    loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
     stages: Sequence[Stage],
@@ -356,13 +356,13 @@ def spawn(
     workers: int | None,
     advance: Advance,
 ) -> None:
-    """Fill the arrays with so many processes, and show how far they are together."""
+    """Fill the arrays with this many processes, and show their joint progress."""
     done = open_array(folder, "done")
     before = int(done.sum())
     each = default_workers(devices) if workers is None else workers
     threads = max(1, torch.get_num_threads() // devices)
-    given = (folder, subject, source, transform, stages, device, devices, each, threads)
-    running = start_processes(fill_part, given, nprocs=devices, join=False, start_method=START)
+    arguments = (folder, loaded, source, transform, stages, device, devices, each, threads)
+    running = start_processes(fill_part, arguments, nprocs=devices, join=False, start_method=START_METHOD)
     try:
         while not running.join(timeout=0.5):
             now = int(done.sum())
@@ -370,10 +370,10 @@ def spawn(
             before = now
     except ProcessRaisedException as error:
         # The traceback of the process, which ends in the error's own words: ours say all.
-        said = re.search(r"^(?:mixview\.[\w.]+|ValueError|OSError): (.+)", str(error), re.MULTILINE | re.DOTALL)
-        if said is None:
+        match = re.search(r"^(?:mixview\.[\w.]+|ValueError|OSError): (.+)", str(error), re.MULTILINE | re.DOTALL)
+        if match is None:
             raise
-        raise ValueError(said[1].strip()) from None
+        raise ValueError(match[1].strip()) from None
     except ProcessExitedException as error:
         raise WorkerDied(
             f"a process that makes features died ({error}): if memory is short, use fewer --devices or --workers"
@@ -383,15 +383,15 @@ def spawn(
 def fill_part(
     rank: int,
     folder: Path,
-    subject: LoadedEncoder,
+    loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
     stages: Sequence[Stage],
     device: str,
-    world: int,
+    world_size: int,
     workers: int,
     threads: int,
 ) -> None:
     """What a spawned process does."""
     torch.set_num_threads(threads)
-    fill(folder, subject, source, transform, stages, pick_device(device, rank), rank, world, workers)
+    fill(folder, loaded, source, transform, stages, pick_device(device, rank), rank, world_size, workers)

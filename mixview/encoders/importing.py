@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixview.data.dataset import SMALL_IMAGE_SIZE
 from mixview.encoders import backbones, weights
 from mixview.encoders.backbones import Spec
 from mixview.encoders.encoder_file import check_size, read_header, rebuild, save_encoder
@@ -27,7 +28,7 @@ SMALL_SIZE = 32
 """What an encoder with the small stem is taken to be for, where nothing says it."""
 
 FOLDER_FILES = ("model.safetensors", "model.pth", "model.onnx", "model.pt2", "model.pkl", "encoder.safetensors")
-"""What is looked for in a folder."""
+"""The files of a folder that are tried, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,9 @@ class Import:
     backbone: str | None = None
     """The network, where the file does not say it; by default the usual ResNet that fits."""
     size: int | None = None
-    """Of the images that it is shown; by default what the file says, or 224 (32 with the small stem)."""
+    """Input size in pixels; by default what the file says, or 224 (32 with the small stem)."""
     channels: int = 3
-    """Of the images, where the file does not say."""
+    """Image channels, where the file does not say."""
 
     def run(self) -> Path:
         """Read, rebuild, write. Returns the file."""
@@ -74,14 +75,14 @@ class Import:
         if backbone is None:
             backbone, stem = backbones.guess_backbone(tensors, str(path))
         size = self.size or (SMALL_SIZE if stem == "small" or backbone == "small" else DEFAULT_SIZE)
-        if self.backbone is not None and size <= backbones.SMALL_IMAGE:
+        if self.backbone is not None and size <= SMALL_IMAGE_SIZE:
             stem = "auto"
         with torch.random.fork_rng(devices=[]):
             construct = partial(backbones.construct, backbone, size=size, channels=self.channels, stem=stem)
             check_size(path, backbone, construct, tensors)
             encoder, name, resolved, _ = construct()
         note = weights.load_weights(encoder, tensors, str(path), name)
-        width = backbones.measure(encoder, name, size=size, channels=self.channels)
+        width = backbones.feature_width(encoder, name, size=size, channels=self.channels)
         spec = {"name": name, "size": size, "channels": self.channels, "stem": resolved, "feature_dim": width}
         return encoder, spec, {"imported": path.name}, note
 
@@ -91,7 +92,7 @@ def import_encoder(file: str, **options: Any) -> Path:
 
     Args:
         file: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export.
-        options: of `Import`.
+        options: fields of `Import`.
     """
     return Import(file=file, **options).run()
 
@@ -99,17 +100,17 @@ def import_encoder(file: str, **options: Any) -> Path:
 def find_file(path: Path) -> Path:
     """The file of weights that a path means."""
     if path.is_dir():
-        found = [path / name for name in FOLDER_FILES if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in FOLDER_FILES if (path / name).is_file()]
+        if not files:
             raise FileNotFoundError(f"{path} holds none of {', '.join(FOLDER_FILES)}: name the file itself")
-        return found[0]
+        return files[0]
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}: check the path")
     return path
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]:
-    """Tensors by mixview's names, mixview's header if there is one, and the backbone that a config.json tells of."""
+    """Tensors by mixview's names, mixview's header if there is one, and the backbone that a config.json names."""
     if path.suffix == ".onnx":
         return *graphs.read_onnx(path), None
     if path.suffix == ".pt2":
@@ -120,21 +121,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
         return weights.read_tensors(path), header_of_torch_file(path), None
     tensors, metadata = weights.read_safetensors(path)
     backbone = None
-    tells_itself = "mixview" in metadata
-    has_own_names = tells_itself and "format" not in metadata  # which exports for other programs say
+    has_header = "mixview" in metadata
+    has_own_names = has_header and "format" not in metadata  # which exports for other programs say
     if (path.parent / "config.json").is_file() and not has_own_names:
         try:
             tensors, backbone = huggingface.read_names(path.parent, tensors)
         except ValueError:
-            if not tells_itself:  # else the config.json may be of anything that lies in the same folder
+            if not has_header:  # else the config.json may be of anything that lies in the same folder
                 raise
     return tensors, metadata.get("mixview"), backbone
 
 
 def header_of_torch_file(path: Path) -> str | None:
-    """What `mixview export` left beside the tensors, where state dicts keep what is no tensor."""
-    held = read_torch(path)
-    entry = getattr(held, "_metadata", {}).get("mixview")
+    """What `mixview export` left beside the tensors, where state dicts keep what is not a tensor."""
+    content = read_torch(path)
+    entry = getattr(content, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None
 
 

@@ -5,7 +5,7 @@
     encoder(["cat.jpg", "dog.jpg"])             # [2, D], of any number of them
     encoder.module(prepared)                    # the bare network, for images that are prepared, and for gradients
 
-Images are shown as evaluations show them: the middle of the image, at the size that the encoder was trained on.
+Images are preprocessed as in evaluations: the middle of the image, at the size that the encoder was trained with.
 """
 
 import os
@@ -30,8 +30,8 @@ from mixview.encoders.loading import EncoderConfig, LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 
 Picture = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.generic] | Tensor
-"""One image: a path, the bytes of a file, a PIL image, an array [H, W] or [H, W, C], or a tensor [C, H, W]. Whole
-numbers are 0 to 255, others 0 to 1."""
+"""One image: a path, the bytes of a file, a PIL image, an array [H, W] or [H, W, C], or a tensor [C, H, W]. Integers
+are 0 to 255, others 0 to 1."""
 
 BATCH = 64
 
@@ -41,29 +41,29 @@ class Encoder:
     """Images to features, in evaluation mode and without gradients; `load` makes one.
 
     Args:
-        subject: the encoder, and how images are shown to it.
+        loaded: the encoder, with its input size and normalization.
         device: where it works.
     """
 
-    def __init__(self, subject: LoadedEncoder, device: torch.device) -> None:
-        self.subject = subject
+    def __init__(self, loaded: LoadedEncoder, device: torch.device) -> None:
+        self.loaded = loaded
         self.device = device
-        self.transform = CenterCrop(subject.size, subject.normalize)
-        self.module: nn.Module = subject.encoder.to(device).eval()
+        self.transform = CenterCrop(loaded.size, loaded.normalize)
+        self.module: nn.Module = loaded.encoder.to(device).eval()
 
     @property
     def feature_dim(self) -> int:
-        """How many numbers an image becomes."""
-        return self.subject.feature_dim
+        """Number of features per image."""
+        return self.loaded.feature_dim
 
     @property
     def size(self) -> int:
-        """Of the images that the network sees, both ways, in pixels."""
-        return self.subject.size
+        """Input size of the network in pixels."""
+        return self.loaded.size
 
     def __repr__(self) -> str:
-        size = f"{self.subject.channels}×{self.size}×{self.size}"
-        return f"Encoder({self.subject.name}: {size} -> {self.feature_dim}, on {self.device})"
+        size = f"{self.loaded.channels}×{self.size}×{self.size}"
+        return f"Encoder({self.loaded.name}: {size} -> {self.feature_dim}, on {self.device})"
 
     def to(self, device: str | torch.device) -> Self:
         """Move it to another device."""
@@ -75,24 +75,24 @@ class Encoder:
         """Features [D] of one image, [N, D] of several: a list, or an array [N, H, W, C] or tensor [N, C, H, W].
 
         Args:
-            images: of any size each. They are read as they are needed, so that a list of paths may be long.
+            images: one or several, of any sizes. They are read as they are needed, so a list of paths may be long.
             batch_size: images that go through the network at once.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        alone = is_one(images)
-        pictures: Iterator[Picture] = iter([images] if alone else images)  # type: ignore[list-item, arg-type]
-        found = []
+        single = is_one(images)
+        pictures: Iterator[Picture] = iter([images] if single else images)  # type: ignore[list-item, arg-type]
+        batches = []
         while some := list(islice(pictures, batch_size)):
             with torch.inference_mode():
                 prepared = torch.stack([self.prepare(each) for each in some])
-                found.append(self.module(prepared))
-        features = torch.cat(found) if found else torch.empty(0, self.feature_dim, device=self.device)
-        return features[0] if alone else features
+                batches.append(self.module(prepared))
+        features = torch.cat(batches) if batches else torch.empty(0, self.feature_dim, device=self.device)
+        return features[0] if single else features
 
     def prepare(self, image: Picture) -> Tensor:
         """One image as the network sees it, [C, size, size] on the encoder's device."""
-        return self.transform(as_tensor(image, self.subject.channels).to(self.device))
+        return self.transform(as_tensor(image, self.loaded.channels).to(self.device))
 
 
 def load(
@@ -110,9 +110,9 @@ def load(
     Args:
         encoder: the folder of a run, a file of weights (mixview's or anybody's), or a model by name.
         backbone: the model of a file that does not say it; by default the usual ResNet that fits.
-        weights: of a model by name: imagenet, or a file.
-        size: of the images that it is shown; by default what it was trained on.
-        channels: of the images, for an encoder that does not say: 3 for color, 1 for grayscale.
+        weights: weights for a model by name: imagenet, or a file.
+        size: input size in pixels; by default the one it was trained with.
+        channels: image channels, for an encoder that does not say: 3 for color, 1 for grayscale.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
     """

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.data.augment.policies import Normalize
-from mixview.data.dataset import ImageDataset, decoder_for, natural_size
+from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
 from mixview.data.sources.base import Source
 from mixview.encoders import backbones
 from mixview.encoders.backbones import Spec
@@ -199,7 +199,7 @@ def load_run(file: Path, size: int | None, trust_remote_code: bool) -> LoadedEnc
     encoder, header = load_encoder(file, trust_remote_code=trust_remote_code)
     spec = cast(Spec, header["spec"])
     side, channels = size or int(spec["size"]), int(spec["channels"])
-    width = backbones.measure(encoder, str(spec["name"]), size=side, channels=channels)
+    width = backbones.feature_width(encoder, str(spec["name"]), size=side, channels=channels)
     about = {str(key): str(value) for key, value in header["metadata"].items()}
     what = " ".join(about[key] for key in ("method", "objective") if key in about)
     run = file.parent if (file.parent / "config.yaml").is_file() else None
@@ -233,7 +233,7 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Loa
     if backbone is None:
         backbone, stem = backbones.guess_backbone(tensors, str(file))
         notes = (f"{file.name} fits {backbone} (stem {stem}): it is loaded as one.",)
-    elif size <= backbones.SMALL_IMAGE or backbone == "small":
+    elif size <= SMALL_IMAGE_SIZE or backbone == "small":
         stem = "auto"
     built = backbones.build(backbone, size=size, channels=channels, stem=stem, weights=str(file))
     loaded = LoadedEncoder(

@@ -1,6 +1,6 @@
-"""`mixview neighbors`: look-alikes of an image, near-duplicates and outliers of a folder, to look at and as a list.
+"""`mixview neighbors`: images similar to a query, near-duplicates and outliers of a folder, as a picture and a list.
 
-    mixview neighbors runs/first --data photos/ --query cat.jpg       # what looks like this
+    mixview neighbors runs/first --data photos/ --query cat.jpg       # images similar to this one
     mixview neighbors runs/first --data photos/                       # near-duplicates and outliers
 
 Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
@@ -23,7 +23,7 @@ from mixview.data.sources.base import Pixels, Source
 from mixview.data.sources.files import is_image_name, read_file
 from mixview.data.sources.registry import open_dataset
 from mixview.encoders.embed import Embedded, Embedding
-from mixview.encoders.features import Staged, extract, launched, pick_device
+from mixview.encoders.features import StageFeatures, extract, pick_device, rank_and_world_size
 from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import write_rows
@@ -39,7 +39,7 @@ ROWS = 24
 
 
 class Finding(NamedTuple):
-    """Images that belong together: a query and what looks like it, a group of duplicates, or a row of outliers."""
+    """Images that belong together: a query and images similar to it, a group of duplicates, or a row of outliers."""
 
     what: Find
     title: str
@@ -50,51 +50,51 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looking(Embedding):
-    """Images that are alike, and images that are like no other."""
+class FindNeighbors(Embedding):
+    """Find similar images, near-duplicates and outliers."""
 
     query: str | None = None
-    """An image, or a folder of them: what is looked for among the data."""
+    """An image, or a folder of them, to find similar images of in the data."""
     find: Find | None = None
-    """alike (look-alikes of the query), duplicates or outliers; by default alike with a query, else the other two."""
+    """alike (images similar to the query), duplicates or outliers; by default alike with a query, else the others."""
     count: Count = 16
-    """How many look-alikes of a query, or outliers."""
+    """Number of similar images per query, or of outliers."""
     threshold: float = 0.95
-    """Cosine from which on two images are near-duplicates: 1 is the same picture. What suits depends on the encoder."""
+    """Minimum cosine of near-duplicates: 1 is the same picture. The right value depends on the encoder."""
     neighbors: Count = 10
-    """How many of an image's nearest are looked at for duplicates, and say how alone an outlier is."""
+    """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
-    """exact compares every pair, graph (usearch) is for very many images and may miss a few; auto goes by number."""
+    """exact compares every pair, graph (usearch) suits very many images and may miss a few; auto decides by number."""
     out: Annotated[str, ROOM] = "neighbors.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
 
     def run(self) -> list[Finding]:
-        """Look, write the sheet and the list, and print what was found."""
+        """Search, write the sheet and the list, and print the findings."""
         self.check()
         embedded = self.embed()
-        if launched()[0] > 0:  # one process of many looks
+        if rank_and_world_size()[0] > 0:  # one process of many searches
             return []
         features = embedded.features[self.stage]
         mean = features.mean(0)
         bank = features - mean
         pictures: dict[int, Pixels] = {}
         if self.what == ("alike",):
-            found, words, pictures = self.look_alike(embedded, bank, mean)
+            findings, description, pictures = self.find_similar(embedded, bank, mean)
         else:
-            near, words = find_nearest(bank, bank, self.neighbors + 1, self.search)
+            near, description = find_nearest(bank, bank, self.neighbors + 1, self.search)
             near = without_self(near)
-            found = []
+            findings = []
             if "duplicates" in self.what:
-                found += group_duplicates(near, bank, self.threshold)
+                findings += group_duplicates(near, bank, self.threshold)
             if "outliers" in self.what:
-                found.append(rank_outliers(near, self.count))
-            found = [renumbered(each, embedded) for each in found]
-        self.report(found, embedded, words, pictures)
-        return found
+                findings.append(rank_outliers(near, self.count))
+            findings = [renumbered(each, embedded) for each in findings]
+        self.report(findings, embedded, description, pictures)
+        return findings
 
     @property
     def what(self) -> tuple[Find, ...]:
-        """What is looked for."""
+        """What to find."""
         if self.find is not None:
             return (self.find,)
         return ("alike",) if self.query is not None else ("duplicates", "outliers")
@@ -102,41 +102,41 @@ class Looking(Embedding):
     def check(self) -> None:
         """Raise if the options contradict each other."""
         if self.what == ("alike",) and self.query is None:
-            raise ValueError("there is nothing to look for: give --query an image or a folder of them")
+            raise ValueError("there is no query to compare with: give --query an image or a folder of them")
         if self.what != ("alike",) and self.query is not None:
-            raise ValueError(f"--find {self.find} looks at the data alone: leave --query {self.query} out")
+            raise ValueError(f"--find {self.find} takes no query: leave --query {self.query} out")
         if Path(self.out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
             raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
         if not -1 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.95 is usual")
 
-    def look_alike(
+    def find_similar(
         self, embedded: Embedded, bank: Tensor, mean: Tensor
     ) -> tuple[list[Finding], str, dict[int, Pixels]]:
-        """The look-alikes of each query. Queries are numbered -1, -2 …; their pictures come along."""
+        """The images similar to each query. Queries are numbered -1, -2 …; their pictures come along."""
         assert self.query is not None
-        names, pixels, asked = self.read_queries(self.query, embedded)
-        near, words = find_nearest(bank, asked - mean, self.count, self.search)
-        found = []
+        names, pixels, queries = self.read_queries(self.query, embedded)
+        near, description = find_nearest(bank, queries - mean, self.count, self.search)
+        findings = []
         for number, name in enumerate(names):
             finding = Finding("alike", f"like {name}", near.position[number].tolist(), near.cosine[number].tolist())
             finding = renumbered(finding, embedded)
-            found.append(finding._replace(images=[-1 - number, *finding.images], scores=[1.0, *finding.scores]))
-        return found, words, {-1 - number: picture for number, picture in enumerate(pixels)}
+            findings.append(finding._replace(images=[-1 - number, *finding.images], scores=[1.0, *finding.scores]))
+        return findings, description, {-1 - number: picture for number, picture in enumerate(pixels)}
 
     def read_queries(self, query: str, embedded: Embedded) -> tuple[list[str], list[Pixels], Tensor]:
-        """Names, pictures and features of what is looked for."""
+        """Names, pictures and features of the queries."""
         path = Path(query).expanduser()
         if is_image_name(path.name) and not path.is_dir():
-            pixels = decoder_for(embedded.subject.channels)(read_file(path, query), query)
+            pixels = decoder_for(embedded.loaded.channels)(read_file(path, query), query)
             device = pick_device(self.device)
-            module = Staged(embedded.subject.encoder, (self.stage,)).to(device).eval()
+            module = StageFeatures(embedded.loaded.encoder, (self.stage,)).to(device).eval()
             with torch.inference_mode():
                 features = module(embedded.transform(to_tensor(pixels)).unsqueeze(0).to(device))[self.stage].cpu()
             return [path.name], [pixels], features
         source = open_dataset(query)
-        found = extract(
-            embedded.subject,
+        extracted = extract(
+            embedded.loaded,
             source,
             embedded.transform,
             stages=(self.stage,),
@@ -144,37 +144,39 @@ class Looking(Embedding):
             devices=self.devices,
             workers=self.workers,
         )
-        reader = ImageDataset(source, decoder_for(embedded.subject.channels))
-        kept = found.kept.tolist()
-        pictures = [reader.decode(index) for index in kept[:ROWS]]
-        return [source.name(index) for index in kept], pictures, found[self.stage]
+        images = ImageDataset(source, decoder_for(embedded.loaded.channels))
+        indices = extracted.indices.tolist()
+        pictures = [images.decode(index) for index in indices[:ROWS]]
+        return [source.name(index) for index in indices], pictures, extracted[self.stage]
 
-    def report(self, found: list[Finding], embedded: Embedded, words: str, pictures: dict[int, Pixels]) -> None:
-        """Draw the sheet, write the list, say what there is."""
+    def report(
+        self, findings: list[Finding], embedded: Embedded, description: str, pictures: dict[int, Pixels]
+    ) -> None:
+        """Draw the sheet, write the list, print the findings."""
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(out.with_suffix(".csv")) as file:
-            write_rows(file, as_list(found, embedded.source))
-        rows = draw_rows(found, embedded, pictures)
+            write_rows(file, as_list(findings, embedded.source))
+        rows = draw_rows(findings, embedded, pictures)
         if rows:
             with atomic_write(out) as file:
                 contact_sheet(rows).save(file, format=picture_format(out))
-        say(f"{len(embedded.features.kept)} images of {embedded.subject.name}; {words}")
-        print_findings(found, embedded.source)
-        if "duplicates" in self.what and not any(each.what == "duplicates" for each in found):
+        say(f"{len(embedded.features.indices)} images of {embedded.loaded.name}; {description}")
+        print_findings(findings, embedded.source)
+        if "duplicates" in self.what and not any(each.what == "duplicates" for each in findings):
             say(f"no two images have a cosine of {self.threshold:g} or more: a lower --threshold finds looser pairs")
-        wrote = f"{out} and {out.with_suffix('.csv')}" if rows else f"{out.with_suffix('.csv')}"
-        say(f"wrote {wrote}")
+        files = f"{out} and {out.with_suffix('.csv')}" if rows else f"{out.with_suffix('.csv')}"
+        say(f"wrote {files}")
 
 
 def neighbors(encoder: str, **options: Any) -> list[Finding]:
-    """Find the look-alikes of an image, or the near-duplicates and outliers of a folder; draw and list them.
+    """Find the images similar to a query, or the near-duplicates and outliers of a folder; draw and list them.
 
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
-        options: of `Looking`.
+        options: fields of `FindNeighbors`.
     """
-    return Looking(encoder=encoder, **options).run()
+    return FindNeighbors(encoder=encoder, **options).run()
 
 
 def without_self(near: Neighbors) -> Neighbors:
@@ -203,11 +205,11 @@ def group_duplicates(near: Neighbors, bank: Tensor, threshold: float) -> list[Fi
     groups: dict[int, list[int]] = {}
     for image in sorted(set(close[:, 0].tolist()) | {int(near.position[i, p]) for i, p in close.tolist()}):
         groups.setdefault(root(image), []).append(image)
-    found = []
+    findings = []
     for images in groups.values():
         scores = torch.nn.functional.cosine_similarity(bank[images], bank[images[:1]]).tolist()
-        found.append(Finding("duplicates", f"{len(images)} that are nearly the same", images, [1.0, *scores[1:]]))
-    return sorted(found, key=lambda each: -max(each.scores[1:]))
+        findings.append(Finding("duplicates", f"{len(images)} that are nearly the same", images, [1.0, *scores[1:]]))
+    return sorted(findings, key=lambda each: -max(each.scores[1:]))
 
 
 def rank_outliers(near: Neighbors, count: int) -> Finding:
@@ -221,37 +223,37 @@ def rank_outliers(near: Neighbors, count: int) -> Finding:
 
 def renumbered(finding: Finding, embedded: Embedded) -> Finding:
     """From places among the images that could be read to places in the source."""
-    return finding._replace(images=embedded.features.kept[np.array(finding.images, dtype=np.int64)].tolist())
+    return finding._replace(images=embedded.features.indices[np.array(finding.images, dtype=np.int64)].tolist())
 
 
 def name_of(source: Source, finding: Finding, image: int) -> str:
     return source.name(image) if image >= 0 else finding.title.removeprefix("like ")
 
 
-def as_list(found: Sequence[Finding], source: Source) -> Iterator[list[object]]:
+def as_list(findings: Sequence[Finding], source: Source) -> Iterator[list[object]]:
     """Every finding as rows of a table: what, number of the group, path, cosine."""
     yield ["find", "group", "path", "cosine"]
-    for number, finding in enumerate(found):
+    for number, finding in enumerate(findings):
         for image, score in zip(finding.images, finding.scores, strict=True):
             yield [finding.what, number, name_of(source, finding, image), f"{score:.4f}"]
 
 
-def print_findings(found: Sequence[Finding], source: Source) -> None:
+def print_findings(findings: Sequence[Finding], source: Source) -> None:
     """Print what is on the sheet."""
-    for finding in found[:ROWS]:
+    for finding in findings[:ROWS]:
         say(f"{printable(finding.title)}:")
         for image, score in zip(finding.images, finding.scores, strict=True):
             if image >= 0:
                 say(f"  {score:6.3f}  {printable(source.name(image))}")
-    if len(found) > ROWS:
-        say(f"… and {len(found) - ROWS} more, in the list")
+    if len(findings) > ROWS:
+        say(f"… and {len(findings) - ROWS} more, in the list")
 
 
-def draw_rows(found: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:
+def draw_rows(findings: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:
     """The findings as rows of a contact sheet; what is longer than a row goes on in the next."""
-    reader = ImageDataset(embedded.source, decoder_for(embedded.subject.channels))
+    dataset = ImageDataset(embedded.source, decoder_for(embedded.loaded.channels))
     rows = []
-    for finding in found[:ROWS]:
+    for finding in findings[:ROWS]:
         for start in range(0, len(finding.images), COLUMNS):
             images = finding.images[start : start + COLUMNS]
             names = [name_of(embedded.source, finding, image).rpartition("/")[2] for image in images]
@@ -261,6 +263,6 @@ def draw_rows(found: Sequence[Finding], embedded: Embedded, pictures: dict[int, 
                 for image, name, score in zip(images, names, scores, strict=True)
             ]
             title = finding.title if start == 0 else ""
-            shown = [pictures[image] if image in pictures else reader.decode(image) for image in images]
-            rows.append(Row(title, [to_rgb(each) for each in shown], captions))
+            row = [pictures[image] if image in pictures else dataset.decode(image) for image in images]
+            rows.append(Row(title, [to_rgb(each) for each in row], captions))
     return rows[:ROWS]

@@ -54,8 +54,8 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
     resumed = environment.get("resumed", [])
     extended = [entry["extended_from"] for entry in resumed if "extended_from" in entry]
     unmixed = {"mixing"} if config.get("objective") == "sim" else set()
-    kept = {name: value for name, value in config.items() if name not in NOT_SHAPING | unmixed}
-    return flatten(kept) | images | ({"extended_from": extended} if extended else {})
+    shaping = {name: value for name, value in config.items() if name not in NOT_SHAPING | unmixed}
+    return flatten(shaping) | images | ({"extended_from": extended} if extended else {})
 
 
 def image_count(path: Path) -> int | None:
@@ -75,9 +75,9 @@ def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
     if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
         return about
     config = try_to_read(path / "config.yaml", Config) or {}
-    said = {"method": (config.get("method") or {}).get("name")}
-    said |= {name: config.get(name) for name in ("objective", "data", "seed")}
-    same = all(str(value) == about[name] for name, value in said.items() if name in about)
+    recorded = {"method": (config.get("method") or {}).get("name")}
+    recorded |= {name: config.get(name) for name in ("objective", "data", "seed")}
+    same = all(str(value) == about[name] for name, value in recorded.items() if name in about)
     return about | {"settings": json.dumps(settings, sort_keys=True)} if same else about
 
 

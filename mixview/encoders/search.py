@@ -13,7 +13,7 @@ from mixview.runs.progress_bar import bar
 SearchMethod = Literal["auto", "exact", "graph"]
 
 MAX_EXACT_PAIRS = 4e9
-"""Up to so many pairs of features are compared one by one: about a minute at 2,048 numbers each on a few cores."""
+"""The most pairs of features that are compared one by one: about a minute at 2,048 numbers each on a few cores."""
 CHECKED = 100
 """Queries whose neighbors are also found exactly, to say how good the graph's are."""
 CHUNK = 4096
@@ -37,15 +37,15 @@ def nearest(bank: Tensor, queries: Tensor, *, k: int, chunk: int = 4096) -> Neig
     best: Neighbors | None = None
     for start in range(0, len(bank), chunk):
         block = l2_normalize(bank[start : start + chunk].to(queries.device)).to(normalized.dtype)
-        found = first_largest(normalized @ block.T, k)
-        found = Neighbors(found.cosine, found.position + start)
+        neighbors = first_largest(normalized @ block.T, k)
+        neighbors = Neighbors(neighbors.cosine, neighbors.position + start)
         if best is not None:
             # Earlier blocks stand first, and a stable sort leaves them first where they are equal.
-            cosine = torch.cat([best.cosine, found.cosine], dim=1)
-            position = torch.cat([best.position, found.position], dim=1)
+            cosine = torch.cat([best.cosine, neighbors.cosine], dim=1)
+            position = torch.cat([best.position, neighbors.position], dim=1)
             order = cosine.sort(dim=1, descending=True, stable=True).indices[:, :k]
-            found = Neighbors(cosine.gather(1, order), position.gather(1, order))
-        best = found
+            neighbors = Neighbors(cosine.gather(1, order), position.gather(1, order))
+        best = neighbors
     assert best is not None
     return best
 
@@ -60,11 +60,11 @@ def first_largest(values: Tensor, k: int) -> Neighbors:
     largest, index = values.topk(k, dim=1)
     last = largest[:, -1:]
     equal = values == last
-    wanted = (largest == last).sum(1)
-    open_rows = (equal.sum(1) > wanted).nonzero().squeeze(1)
+    ties = (largest == last).sum(1)
+    open_rows = (equal.sum(1) > ties).nonzero().squeeze(1)
     if len(open_rows):
         equal = equal[open_rows]
-        early = equal & (equal.cumsum(1) <= wanted[open_rows].unsqueeze(1))
+        early = equal & (equal.cumsum(1) <= ties[open_rows].unsqueeze(1))
         chosen = early | (values[open_rows] > last[open_rows])
         index[open_rows] = chosen.nonzero()[:, 1].view(len(open_rows), k)
     index = index.sort(dim=1).values
@@ -89,9 +89,9 @@ def find_nearest(bank: Tensor, queries: Tensor, k: int, how: SearchMethod = "aut
     k = min(k, len(bank))
     if how == "exact":
         return search_exactly(bank, queries, k), "exact search"
-    found = search_graph(bank, queries, k)
-    share = measure_recall(bank, queries, found, k)
-    return found, f"search by a graph, which found {share:.1%} of the true neighbors of {CHECKED} images"
+    neighbors = search_graph(bank, queries, k)
+    share = measure_recall(bank, queries, neighbors, k)
+    return neighbors, f"search by a graph, which found {share:.1%} of the true neighbors of {CHECKED} images"
 
 
 def search_exactly(bank: Tensor, queries: Tensor, k: int) -> Neighbors:
@@ -123,8 +123,8 @@ def search_graph(bank: Tensor, queries: Tensor, k: int) -> Neighbors:
     places = []
     with bar("searching", len(queries)) as advance:
         for some in queries.split(CHUNK):
-            found: Any = index.search(l2_normalize(some).numpy(), k)
-            places.append(torch.from_numpy(np.atleast_2d(found.keys).astype(np.int64)))
+            matches: Any = index.search(l2_normalize(some).numpy(), k)
+            places.append(torch.from_numpy(np.atleast_2d(matches.keys).astype(np.int64)))
             advance(len(some))
     position = torch.cat(places)
     # The graph's own distances are of lower precision than a product of the features themselves.
@@ -138,15 +138,15 @@ def chunks(queries: Tensor, position: Tensor, size: int = 256) -> list[tuple[Ten
 
 
 def cosines(bank: Tensor, queries: Tensor, position: Tensor) -> Tensor:
-    """[Q, k] of each query with those of the bank at `position`."""
+    """[Q, k] cosines of each query with the features of the bank at `position`."""
     near = l2_normalize(bank[position.flatten()]).view(*position.shape, -1)
     return (near @ l2_normalize(queries).unsqueeze(2)).squeeze(2)
 
 
-def measure_recall(bank: Tensor, queries: Tensor, found: Neighbors, k: int) -> float:
-    """The share of true neighbors among those found, of some queries, evenly chosen."""
+def measure_recall(bank: Tensor, queries: Tensor, neighbors: Neighbors, k: int) -> float:
+    """The share of true neighbors among the neighbors of some queries, evenly chosen."""
     some = torch.linspace(0, len(queries) - 1, min(CHECKED, len(queries))).long()
     true = nearest(bank, queries[some], k=k)
     # Equally near ones are as good: what counts is to be as near as the farthest true neighbor.
-    near_enough = found.cosine[some] >= true.cosine[:, -1:] - 1e-5
+    near_enough = neighbors.cosine[some] >= true.cosine[:, -1:] - 1e-5
     return float(near_enough.float().mean())

@@ -13,7 +13,7 @@ F = Module("torchvision.transforms.v2.functional")
 IMAGENET = Normalize()
 """The colors of ImageNet, which nearly every encoder is trained with."""
 
-MARGIN = 256 / 224
+CROP_RATIO = 256 / 224
 """The usual margin: images are resized to 256 pixels and 224 of them are shown."""
 
 
@@ -28,7 +28,7 @@ class CenterCrop:
     def __call__(self, image: Tensor) -> Tensor:
         """[C, H, W] of uint8 -> [C, size, size]"""
         height, width = image.shape[1:]
-        margin = 1.0 if max(height, width) <= self.size else MARGIN  # none for images no larger than what is shown
+        margin = 1.0 if max(height, width) <= self.size else CROP_RATIO  # none for images no larger than what is shown
         scale = margin * self.size / min(height, width)
         resized = F.resize(F.to_dtype(image, torch.float32, scale=True), [round(height * scale), round(width * scale)])
         return normalized(F.center_crop(resized, [self.size, self.size]), self.normalize)
@@ -40,7 +40,7 @@ class CenterCrop:
 
 @final
 @dataclass(frozen=True)
-class Squash:
+class ResizeToSquare:
     """The whole image in a square, whatever its shape: the published SVM protocol's way (resize 256, then to 224×224).
 
     The first resize, of the shorter side to 256, changes nothing but the smoothing of images that are larger.
@@ -53,7 +53,7 @@ class Squash:
         """[C, H, W] of uint8 -> [C, size, size]"""
         image = F.to_dtype(image, torch.float32, scale=True)
         height, width = image.shape[1:]
-        scale = round(MARGIN * self.size) / min(height, width)
+        scale = round(CROP_RATIO * self.size) / min(height, width)
         if scale < 1:
             image = F.resize(image, [round(height * scale), round(width * scale)])
         return normalized(F.resize(image, [self.size, self.size]), self.normalize)
@@ -63,7 +63,7 @@ class Squash:
         return f"whole image squashed to {self.size}×{self.size} pixels"
 
 
-Transform = CenterCrop | Squash
+Transform = CenterCrop | ResizeToSquare
 
 
 def normalized(image: Tensor, normalize: Normalize | None) -> Tensor:

@@ -58,14 +58,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return read_safetensors(path)[0]
     if path.suffix not in TORCH_SUFFIXES:
-        raise ValueError(f"{path} is no file of weights that is known: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
-    held = read_torch(path)
-    while isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
-        inside = next((key for key in CONTAINERS if isinstance(held.get(key), Mapping)), None)
+        raise ValueError(f"{path} is not a known file of weights: use .safetensors or {', '.join(TORCH_SUFFIXES)}")
+    content = read_torch(path)
+    while isinstance(content, Mapping) and not any(isinstance(value, Tensor) for value in content.values()):
+        inside = next((key for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
         if inside is None:
             break
-        held = held[inside]
-    tensors = {str(k): v for k, v in held.items() if isinstance(v, Tensor)} if isinstance(held, Mapping) else {}
+        content = content[inside]
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors:
         raise ValueError(f"{path} holds no state_dict: save one with torch.save(model.state_dict(), FILE)")
     check_tensors(tensors, path)
@@ -80,7 +80,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except safetensors.SafetensorError as error:
         raise ValueError(
-            f"{path} is no whole safetensors file ({first_line(error)}): it was cut short or is something else; "
+            f"{path} is not a complete safetensors file ({first_line(error)}): it was cut short or is something else; "
             "copy or export it again"
         ) from error
 
@@ -94,7 +94,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     own = encoder.state_dict()
     first = first_convolution(encoder)
     first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
-    found: dict[str, Tensor] = {}
+    matching: dict[str, Tensor] = {}
     misshapen: list[str] = []
     left: list[str] = []
     children = [name for name, _ in encoder.named_children()]
@@ -107,13 +107,13 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
         if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
             value = adapt_channels(value, shape[1])
         if value.shape == shape:
-            found.setdefault(key, value)
+            matching.setdefault(key, value)
         else:
             misshapen.append(f"{key} {list(value.shape)} for {list(shape)}")
 
     counted = [key for key in own if not key.endswith("num_batches_tracked")]
-    fitting = [key for key in counted if key in found]
-    missing = [key for key in counted if key not in found]
+    fitting = [key for key in counted if key in matching]
+    missing = [key for key in counted if key not in matching]
     parts = {key.partition(".")[0] for key in own} - set(HEADS)
     foreign = [k for k in left if k.partition(".")[0] in parts and not k.endswith("num_batches_tracked")]
     there = len(fitting) + len(misshapen) + len(foreign)
@@ -128,9 +128,9 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
             f"({'; '.join(troubles)}; it starts with {shorten(tensors, 2)}): "
             "pass the backbone that the file was made with"
         )
-    encoder.load_state_dict(found, strict=False)
-    said = f"Weights: {len(fitting)} of the {len(counted)} tensors of {name} from {source}"
-    return f"{said}; {'; '.join(troubles)}." if troubles else f"{said}."
+    encoder.load_state_dict(matching, strict=False)
+    summary = f"Weights: {len(fitting)} of the {len(counted)} tensors of {name} from {source}"
+    return f"{summary}; {'; '.join(troubles)}." if troubles else f"{summary}."
 
 
 def strip_prefixes(key: str, own: Mapping[str, Tensor], children: Sequence[str]) -> str:

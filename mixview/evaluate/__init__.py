@@ -58,7 +58,7 @@ def show(folders: Sequence[str]) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Importing torch takes seconds: it waits until something that needs it is asked for.
+    # Importing torch takes seconds: it waits until something needs it.
     if name in ("EvalContext", "LabeledFeatures", "Protocol"):
         from mixview.evaluate import base
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from mixview.encoders.loading import ComputeConfig, EncoderConfig
 from mixview.evaluate.base import DataConfig, EvalContext, Protocol, protocols, run_each
 from mixview.evaluate.results import Result
-from mixview.evaluate.training import Logging, RunConfig
+from mixview.evaluate.training import Logging, TrainingConfig
 from mixview.extensions import PROTOCOLS
 from mixview.io.terminal import say
 from mixview.options import Epochs, did_you_mean
@@ -13,7 +13,7 @@ from mixview.runs.launching import launcher, process_rank
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateAll(RunConfig, DataConfig, ComputeConfig, EncoderConfig):
+class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
     """Evaluate by every protocol that the labels allow, and say which were left out and why."""
 
     epochs: Epochs | None = None
@@ -30,8 +30,8 @@ class EvaluateAll(RunConfig, DataConfig, ComputeConfig, EncoderConfig):
         for name in self.skip:
             if name not in PROTOCOLS.builtins:
                 hint = did_you_mean(name, PROTOCOLS.names())
-                known = ", ".join(each.name for each in protocols())
-                raise ValueError(f"there is no protocol {name!r} to skip{hint or f': there are {known}'}")
+                names = ", ".join(each.name for each in protocols())
+                raise ValueError(f"there is no protocol {name!r} to skip{hint or f': there are {names}'}")
         reasons = {each.name: each.excluded_from_all for each in protocols()} | dict.fromkeys(self.skip, "skipped")
         candidates = [self.build(each) for each in protocols() if not reasons[each.name]]
         if not candidates:
@@ -51,12 +51,12 @@ class EvaluateAll(RunConfig, DataConfig, ComputeConfig, EncoderConfig):
 
     def build(self, protocol: type[Protocol]) -> Protocol:
         """A protocol with those of these options that it has."""
-        training = {each.name for each in fields(RunConfig)} | {"epochs", "logging"}
+        training = {each.name for each in fields(TrainingConfig)} | {"epochs", "logging"}
         names = {each.name for each in fields(self)} & {each.name for each in fields(protocol)}
-        made = protocol(**{name: getattr(self, name) for name in names - training})
-        if made.trains_on_images:
-            made = replace(made, **{name: getattr(self, name) for name in names & training})
-        return made
+        built = protocol(**{name: getattr(self, name) for name in names - training})
+        if built.trains_on_images:
+            built = replace(built, **{name: getattr(self, name) for name in names & training})
+        return built
 
     def obstacle(self, protocol: Protocol, context: EvalContext) -> str:
         """Why a protocol cannot be run; empty if it can."""

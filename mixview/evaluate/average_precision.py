@@ -37,8 +37,8 @@ def mean_average_precision(
     scores: Tensor, relevant: Tensor, ignored: Tensor | None = None, *, interpolation: Interpolation = "all-points"
 ) -> MeanAveragePrecision:
     """Average precision of each class and the mean of those that occur. scores, relevant, ignored: [N, classes]"""
-    found = average_precision(scores, relevant, ignored, interpolation=interpolation).tolist()
-    per_class = tuple(None if value != value else value for value in found)
+    values = average_precision(scores, relevant, ignored, interpolation=interpolation).tolist()
+    per_class = tuple(None if value != value else value for value in values)
     present = [value for value in per_class if value is not None]
     if not present:
         raise ValueError(
@@ -71,29 +71,29 @@ def average_precision(
         raise ValueError("the scores contain NaN or infinity, which have no rank: look at the features first")
     # Columns first, so that what is sorted and summed lies together.
     columns = scores.movedim(0, -1).contiguous()
-    kept = torch.ones_like(columns, dtype=torch.bool)
+    counts = torch.ones_like(columns, dtype=torch.bool)
     if ignored is not None:
-        kept = (~ignored.bool()).expand_as(scores).movedim(0, -1)
-    wanted = relevant.bool().expand_as(scores).movedim(0, -1) & kept
-    columns = columns.masked_fill(~kept, -torch.inf)  # last, where they change neither precision nor recall
+        counts = (~ignored.bool()).expand_as(scores).movedim(0, -1)
+    positives = relevant.bool().expand_as(scores).movedim(0, -1) & counts
+    columns = columns.masked_fill(~counts, -torch.inf)  # last, where they change neither precision nor recall
     ranked, order = columns.sort(dim=-1, descending=True)
-    found = wanted.gather(-1, order).cumsum(-1)
-    seen = kept.gather(-1, order).cumsum(-1).clamp_(min=1)
+    true_positives = positives.gather(-1, order).cumsum(-1)
+    seen = counts.gather(-1, order).cumsum(-1).clamp_(min=1)
     changes = torch.ones_like(ranked, dtype=torch.bool)
     changes[..., :-1] = ranked[..., :-1] != ranked[..., 1:]
-    precision = (found.double() / seen).masked_fill_(~changes, 0)
+    precision = (true_positives.double() / seen).masked_fill_(~changes, 0)
     if interpolation != "plain":
         precision = precision.flip(-1).cummax(-1).values.flip(-1)
-    total = found[..., -1] if missed is None else found[..., -1] + missed
+    total = true_positives[..., -1] if missed is None else true_positives[..., -1] + missed
     if interpolation == "11-point":
         tenths = torch.arange(11, device=scores.device)
-        # In whole numbers, since 3 of 10 must reach 0.3: found / total >= tenths / 10.
+        # In integers, since 3 of 10 must reach 0.3: true_positives / total >= tenths / 10.
         needed = (tenths * total.unsqueeze(-1) + 9) // 10
-        first = torch.searchsorted(found, needed.contiguous())
-        reached = first < found.shape[-1]
-        value = (reached * precision.gather(-1, first.clamp_(max=found.shape[-1] - 1))).mean(-1)
+        first = torch.searchsorted(true_positives, needed.contiguous())
+        reached = first < true_positives.shape[-1]
+        value = (reached * precision.gather(-1, first.clamp_(max=true_positives.shape[-1] - 1))).mean(-1)
     else:
-        counted = torch.where(changes, found, 0).cummax(-1).values
+        counted = torch.where(changes, true_positives, 0).cummax(-1).values
         gained = counted.diff(dim=-1, prepend=torch.zeros_like(counted[..., :1]))
         value = (gained * precision).sum(-1) / total
     return value.masked_fill(total == 0, torch.nan)

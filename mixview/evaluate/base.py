@@ -39,7 +39,7 @@ from mixview.runs.launching import process_rank
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
-class Stopped(RuntimeError):
+class TrainingStopped(RuntimeError):
     """A training that was stopped before its end, and can be resumed."""
 
 
@@ -88,8 +88,8 @@ class EvalContext:
             for source in (self.splits.train, self.splits.test)
         )
         for name, source, features in (("training", self.splits.train, train), ("test", self.splits.test, test)):
-            if len(features.kept) < len(source):
-                missing = sorted(set(range(len(source))) - set(features.kept.tolist()))
+            if len(features.indices) < len(source):
+                missing = sorted(set(range(len(source))) - set(features.indices.tolist()))
                 some = ", ".join(source.name(index) for index in missing[:3])
                 self.notes.append(f"{len(missing)} {name} images cannot be read and are left out: {some}.")
         return train, test
@@ -101,9 +101,9 @@ class EvalContext:
         device = pick_device(self.protocol.device)
         return LabeledFeatures(
             train["avgpool"].to(device),
-            as_tensor(train_labels[train.kept]).to(device),
+            as_tensor(train_labels[train.indices]).to(device),
             test["avgpool"].to(device),
-            as_tensor(test_labels[test.kept]).to(device),
+            as_tensor(test_labels[test.indices]).to(device),
         )
 
     def result(self, metrics: dict[str, float]) -> Result:
@@ -245,37 +245,37 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
 def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result]:
     """Evaluate by each protocol, write each result as soon as it is there, and show them all at the end."""
-    found: list[Result] = []
-    stopped: Stopped | None = None
+    new_results: list[Result] = []
+    stopped: TrainingStopped | None = None
     folder = protocols[0].folder() if protocols else None
     paths = []
     for protocol in protocols:
         try:
-            found.append(protocol.result(context))
-        except Stopped as error:
+            new_results.append(protocol.result(context))
+        except TrainingStopped as error:
             stopped = error
             break
         if folder is not None and process_rank() == 0:  # one process of many writes
-            paths.append(results.save(found[-1], folder))
-    if found and process_rank() == 0:
-        report(found, folder, paths)
+            paths.append(results.save(new_results[-1], folder))
+    if new_results and process_rank() == 0:
+        report(new_results, folder, paths)
     if stopped is not None:
         raise stopped
-    return found
+    return new_results
 
 
-def report(found: list[Result], folder: Path | None, paths: list[Path]) -> None:
+def report(new_results: list[Result], folder: Path | None, paths: list[Path]) -> None:
     """Show results, where they were written, and their mean over seeds that are there already."""
-    results.show(found)
+    results.show(new_results)
     if folder is None:
         say("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
         return
     say(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
-    names = {result.protocol for result in found}
-    kept = [result for result in results.read(folder) if result.protocol in names]
-    if len(kept) > len(found) and any(row.runs > 1 for row in results.summarize(kept)):
+    names = {result.protocol for result in new_results}
+    stored_results = [result for result in results.read(folder) if result.protocol in names]
+    if len(stored_results) > len(new_results) and any(row.runs > 1 for row in results.summarize(stored_results)):
         say("\nWith the results that are there already:")
-        results.show(kept)
+        results.show(stored_results)
 
 
 def build(name: str, options: dict[str, Any]) -> Protocol:

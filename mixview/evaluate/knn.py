@@ -84,7 +84,7 @@ def knn_predict(
 
     Args:
         bank: [M, D] features of labeled images, normalized or not; may be on another device than the queries.
-        bank_labels: [M] whole numbers, 0 to `classes - 1`.
+        bank_labels: [M] integers, 0 to `classes - 1`.
         queries: [Q, D] features to classify.
         classes: number of classes.
         top: number of classes to predict; all of them if there are fewer.
@@ -130,7 +130,7 @@ def check_labels(labels: Tensor, count: int, classes: int, name: str) -> None:
     """Raise if labels do not fit the features or the number of classes."""
     if labels.shape != (count,) or labels.is_floating_point():
         raise ValueError(
-            f"the {name} needs one whole number for each of its {count} features, "
+            f"the {name} needs one integer for each of its {count} features, "
             f"got labels of shape {list(labels.shape)} in {labels.dtype}"
         )
     low, high = int(labels.min()), int(labels.max())

@@ -23,12 +23,12 @@ from mixview.evaluate.results import percentages
 from mixview.evaluate.training import (
     Classifier,
     ClassifierConfig,
+    LabeledImages,
     Schedule,
-    Task,
     TrainingRun,
     accuracy,
     head,
-    labeled_task,
+    labeled_images,
     train_classifier,
     train_on_features,
 )
@@ -76,7 +76,7 @@ class Linear(ClassifierConfig, Protocol):
         schedule = self.adapt(SCHEDULES[self.schedule], len(context.splits.train))
         if not self.fast:
             with self.training(context) as run:
-                accuracies = linear_on_images(context.encoder, labeled_task(context), schedule, run)
+                accuracies = linear_on_images(context.encoder, labeled_images(context), schedule, run)
             context.description = (
                 f"a linear classifier on the frozen encoder's output, trained on random crops and flips "
                 f"({self.schedule}: {schedule.description}); last epoch, "
@@ -114,11 +114,13 @@ def fit_optimum(features: LabeledFeatures, classes: int, seed: int) -> tuple[dic
     return accuracy(classifier(test), test_labels), strength
 
 
-def linear_on_images(loaded: LoadedEncoder, task: Task, schedule: Schedule, run: TrainingRun) -> dict[str, float]:
+def linear_on_images(
+    loaded: LoadedEncoder, labeled: LabeledImages, schedule: Schedule, run: TrainingRun
+) -> dict[str, float]:
     """The accuracies, 0 to 1, of a classifier that is trained on random crops through the frozen encoder."""
-    layer = head(loaded.feature_dim, task.classes, run.seed)
+    layer = head(loaded.feature_dim, labeled.classes, run.seed)
     network = Classifier(loaded.encoder, {"avgpool": layer}, frozen=True)
-    return train_classifier(network, loaded, task, schedule, run)["avgpool"]
+    return train_classifier(network, loaded, labeled, schedule, run)["avgpool"]
 
 
 def linear_on_features(

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
 from mixview.evaluate.base import EvalContext, Protocol
-from mixview.evaluate.svm import Labeled, SVMConfig, check_sets, progress, single_label, usable
-from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, start
+from mixview.evaluate.svm import FeaturesAndLabels, SVMConfig, check_sets, progress, single_label, usable_classes
+from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, make_solver
 from mixview.options import Count
 
 SHOTS = (1, 2, 4, 8, 16, 32, 64, 96)
@@ -49,7 +49,7 @@ class LowShot(SVMConfig, Protocol):
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
         train, test, features = self.labeled(context)
         with progress("SVMs") as report:
-            found = evaluate_low_shot(
+            result = evaluate_low_shot(
                 train,
                 test,
                 classes=context.splits.classes,
@@ -57,10 +57,12 @@ class LowShot(SVMConfig, Protocol):
                 sampling=Sampling(tuple(self.shots), self.samples, self.negatives, self.seed),
                 report=report,
             )
-        context.description = f"mAP; {found.description}; features {features}."
-        context.details["C"] = {row.k: {"oracle": row.oracle_cost, "cross-validated": row.costs} for row in found.shots}
-        context.notes += found.notes
-        for row in found.shots:
+        context.description = f"mAP; {result.description}; features {features}."
+        context.details["C"] = {
+            row.k: {"oracle": row.oracle_cost, "cross-validated": row.costs} for row in result.shots
+        }
+        context.notes += result.notes
+        for row in result.shots:
             for choice, values in (("oracle", row.oracle), ("cross-validated", row.cross_validated)):
                 context.std[f"k={row.k} {choice}"] = 100 * values.std
                 yield f"k={row.k} {choice}", 100 * values.mean
@@ -130,8 +132,8 @@ class LowShotResult:
 
 
 def evaluate_low_shot(
-    train: Labeled,
-    test: Labeled,
+    train: FeaturesAndLabels,
+    test: FeaturesAndLabels,
     *,
     classes: Sequence[str] | None = None,
     fit: FitConfig | None = None,
@@ -143,15 +145,17 @@ def evaluate_low_shot(
     names = check_sets(train, test, classes)
     labels = train.labels.cpu()
     positive = labels == 1
-    kept, notes = usable(positive, labels != -1, test.labels.cpu() == 1, names)
-    count = sampling.samples * len(kept) * (1 + fit.folds)
-    solver = start(train.features, test.features, fit, Counter(report, len(sampling.shots) * len(fit.costs) * count))
-    truth = test.labels.to(train.features.device)[:, kept].unsqueeze(1)
+    columns, notes = usable_classes(positive, labels != -1, test.labels.cpu() == 1, names)
+    count = sampling.samples * len(columns) * (1 + fit.folds)
+    solver = make_solver(
+        train.features, test.features, fit, Counter(report, len(sampling.shots) * len(fit.costs) * count)
+    )
+    truth = test.labels.to(train.features.device)[:, columns].unsqueeze(1)
     rows = []
     for k in sampling.shots:
-        drawn = torch.cat([draw(labels, k, sampling, sample)[:, kept] for sample in range(sampling.samples)], dim=1)
-        scored = solver.run(positive[:, kept].repeat(1, sampling.samples), drawn)
-        shape = sampling.samples, len(kept)
+        drawn = torch.cat([draw(labels, k, sampling, sample)[:, columns] for sample in range(sampling.samples)], dim=1)
+        scored = solver.run(positive[:, columns].repeat(1, sampling.samples), drawn)
+        shape = sampling.samples, len(columns)
         on_test = torch.stack(
             [
                 average_precision(
@@ -169,7 +173,7 @@ def evaluate_low_shot(
                 oracle_cost=fit.costs[oracle],
                 cross_validated=SampleValues(tuple(on_test[chosen, torch.arange(sampling.samples)].tolist())),
                 costs=tuple(fit.costs[index] for index in chosen.tolist()),
-                short=tuple(names[column] for column in kept if int(positive[:, column].sum()) < k),
+                short=tuple(names[column] for column in columns if int(positive[:, column].sum()) < k),
             )
         )
         if bool(validated.isnan().all()):
@@ -177,7 +181,7 @@ def evaluate_low_shot(
         if short := rows[-1].short:
             notes.append(f"fewer than {k} positives, all of which were drawn: {', '.join(short)}")
     return LowShotResult(
-        tuple(rows), names, describe(fit, sampling, labels, len(kept), len(test.features)), (*notes, *solver.notes())
+        tuple(rows), names, describe(fit, sampling, labels, len(columns), len(test.features)), (*notes, *solver.notes())
     )
 
 

@@ -1,6 +1,5 @@
 """Check whether test images are among those that the encoder, or the classifier on top of it, was trained on."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,28 +7,30 @@ import numpy as np
 
 from mixview.data.sources.base import Source
 from mixview.data.sources.fingerprint import explain_change
-from mixview.data.sources.identity import Identities, identities, sample_identities
+from mixview.data.sources.identity import ContentHashes, content_hashes, sample_hashes
+from mixview.encoders.provenance import try_to_read
 from mixview.io.archives import read_arrays
+from mixview.io.records import Data
 from mixview.runs.progress_bar import bar
 
-NOTED = "images.npz"
+IMAGES_FILE = "images.npz"
 """The file in a run's folder that identifies its images (`mixview.data.sources.identity`)."""
 
 
 class TrainingImages(NamedTuple):
     """The images that a run was trained on."""
 
-    noted: Identities
-    """Identities of those that are known …"""
+    hashes: ContentHashes
+    """Hashes of those that are known …"""
     total: int
     """… of this many."""
 
-    def shared(self, images: Identities, what: str) -> str | None:
+    def shared(self, images: ContentHashes, what: str) -> str | None:
         """A sentence on how many of `images` are among them; None if none is."""
-        shared = int(np.isin(images, self.noted).sum())
+        shared = int(np.isin(images, self.hashes).sum())
         if not shared:
             return None
-        some = "" if len(self.noted) >= self.total else f" ({len(self.noted)} of its {self.total} images are known)"
+        some = "" if len(self.hashes) >= self.total else f" ({len(self.hashes)} of its {self.total} images are known)"
         return f"{shared} of the {len(images)} {what} were in the set that the encoder was pretrained on{some}"
 
 
@@ -38,7 +39,7 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
 
     Every test image is checked, and an even sample of a very large training split.
     """
-    test_images, train_images = all_identities(test), sample_identities(train)
+    test_images, train_images = all_hashes(test), sample_hashes(train)
     notes: list[str] = []
     warnings: list[str] = []
     twice = int(np.isin(test_images, train_images).sum())
@@ -48,9 +49,9 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
         )
     if run is None:
         return notes, warnings
-    learned = read_learned(run, [(train, train_images), (test, test_images)])
+    learned = read_training_images(run, [(train, train_images), (test, test_images)])
     if learned is None:
-        warnings.append("The run did not note its images: it is not known whether the test images are among them.")
+        warnings.append("The run did not record its images: it is unknown whether the test images are among them.")
         return notes, warnings
     if text := learned.shared(test_images, "test images"):
         warnings.append(f"{text}: the metrics are of images that it has seen, and too high.")
@@ -59,36 +60,27 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
     return notes, warnings
 
 
-def read_learned(run: Path, candidates: list[tuple[Source, Identities]]) -> TrainingImages | None:
+def read_training_images(run: Path, candidates: list[tuple[Source, ContentHashes]]) -> TrainingImages | None:
     """The images of the run in a folder; for an older run, one of the candidates if its fingerprint says so."""
     try:
-        noted, count = read_arrays(run / NOTED, "identities", "count")
-        if noted.dtype != np.uint64 or noted.ndim != 1:
-            raise ValueError("these are no numbers of images")
-        return TrainingImages(noted, int(count))
+        hashes, count = read_arrays(run / IMAGES_FILE, "identities", "count")
+        if hashes.dtype != np.uint64 or hashes.ndim != 1:
+            raise ValueError("these are not hashes of images")
+        return TrainingImages(hashes, int(count))
     except (OSError, ValueError, KeyError, TypeError):
-        recorded = read_data(run).get("fingerprint")
+        recorded = (try_to_read(run / "data.json", Data) or {}).get("fingerprint")
         for source, images in candidates:
             if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
                 return TrainingImages(images, len(images))
     return None
 
 
-def all_identities(source: Source) -> Identities:
-    """[N] the numbers of all images of a source that can be read."""
+def all_hashes(source: Source) -> ContentHashes:
+    """[N] the hashes of all images of a source that can be read."""
     parts = []
     with bar("comparing images", len(source)) as advance:
         for start in range(0, len(source), 256):
             indices = range(start, min(start + 256, len(source)))
-            parts.append(identities(source, indices))
+            parts.append(content_hashes(source, indices))
             advance(len(indices))
     return np.concatenate(parts)
-
-
-def read_data(run: Path) -> dict[str, object]:
-    """The record of a run's data; empty if it cannot be read."""
-    try:
-        data = json.loads((run / "data.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}

@@ -1,10 +1,10 @@
 """The paper's tables as data, and the one cell that a measurement compares with.
 
     tables()["tab:svm"][0].cell("MoCoV2-BSIM", "SVM")                          # "84.8"
-    cells()[Address("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
+    cells()[PaperKey("mocov2", "bsim", "mixup", "1", "200", "svm", "mAP")]      # 82.50%, Table 2
     find(result, "mAP")                                                        # the same, for a result of that run
 
-Every number of the paper has one address. A result that is not of exactly that run, protocol and data has none: the
+Every number of the paper has one key. A result that is not of exactly that run, protocol and data has none: the
 paper's numbers are those of a ResNet-50 pretrained on ImageNet, and stand beside no other.
 """
 
@@ -29,7 +29,7 @@ class PaperTable(NamedTuple):
 
     number: int
     label: str
-    """Of the paper's source; two tables share one."""
+    """LaTeX label in the paper's source; two tables share one."""
     caption: str
     columns: tuple[str, ...]
     hidden: tuple[str, ...]
@@ -43,7 +43,7 @@ class PaperTable(NamedTuple):
         return next(cells[place] for cells in self.rows if cells[0] == row)
 
 
-class Address(NamedTuple):
+class PaperKey(NamedTuple):
     """What a number of the paper was measured of, and how."""
 
     method: str
@@ -54,7 +54,7 @@ class Address(NamedTuple):
     """Empty for sim and supervised, as is alpha."""
     alpha: str
     epochs: str
-    """Of pretraining; empty for supervised."""
+    """Epochs of pretraining; empty for supervised."""
     protocol: str
     """A protocol of `mixview evaluate` (linear with its schedule, detection with its recipe), or cost, or
     linear-infomin, which is InfoMin's own."""
@@ -62,7 +62,7 @@ class Address(NamedTuple):
     """The metric."""
 
 
-class Cell(NamedTuple):
+class PaperNumber(NamedTuple):
     """A number of the paper, and where it stands."""
 
     printed: str
@@ -73,13 +73,13 @@ class Cell(NamedTuple):
     """How the same number is printed elsewhere: `84.55% in Table 2`."""
 
 
-class Place(NamedTuple):
-    """One cell of one table, and the address of what it is."""
+class TableCell(NamedTuple):
+    """One cell of one table, and the key of what it is."""
 
     table: PaperTable
     row: int
     column: int
-    address: Address
+    key: PaperKey
     reprint: bool
     """Whether another table has it first."""
 
@@ -96,7 +96,7 @@ def read_yaml() -> list[dict[str, Any]]:
 @functools.cache
 def tables() -> dict[str, tuple[PaperTable, ...]]:
     """All tables by their label, in the paper's order."""
-    found: dict[str, tuple[PaperTable, ...]] = {}
+    by_label: dict[str, tuple[PaperTable, ...]] = {}
     for each in read_yaml():
         table = PaperTable(
             each["table"],
@@ -107,21 +107,21 @@ def tables() -> dict[str, tuple[PaperTable, ...]]:
             tuple(tuple(row) for row in each["rows"]),
             tuple(each.get("notes", ())),
         )
-        found[table.label] = (*found.get(table.label, ()), table)
-    return found
+        by_label[table.label] = (*by_label.get(table.label, ()), table)
+    return by_label
 
 
 def number(printed: str) -> float | None:
     """What a cell says: its first number; None for "-"."""
-    found = re.match(r"-?\d+(\.\d+)?", printed)
-    return float(found[0]) if found else None
+    match = re.match(r"-?\d+(\.\d+)?", printed)
+    return float(match[0]) if match else None
 
 
 @functools.cache
-def places() -> tuple[Place, ...]:
-    """Every number of the tables with its address, in the paper's order."""
+def table_cells() -> tuple[TableCell, ...]:
+    """Every number of the tables with its key, in the paper's order."""
     by_number = {table.number: table for group in tables().values() for table in group}
-    found = []
+    entries = []
     for each in read_yaml():
         table, measures = by_number[each["table"]], each.get("measures", {})
         for place, run in enumerate(each.get("runs", ())):
@@ -133,41 +133,41 @@ def places() -> tuple[Place, ...]:
                 if each.get("transposed"):
                     row, column = [cells[0] for cells in table.rows].index(name), place + 1
                 if number(table.rows[row][column]) is not None:
-                    found.append(Place(table, row, column, Address(*described, protocol, metric), reprint))
-    return tuple(found)
+                    entries.append(TableCell(table, row, column, PaperKey(*described, protocol, metric), reprint))
+    return tuple(entries)
 
 
 def parse_pretraining(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
     """(method, objective, mixer, alpha, epochs) of a run in paper.yaml, and whether its row is a reprint."""
-    words = text.split()
-    reprint = words[-1] == "reprint"
+    parts = text.split()
+    reprint = parts[-1] == "reprint"
     if reprint:
-        words = words[:-1]
-    if len(words) == 1:
-        return (words[0], "", "", "", ""), reprint
-    method, objective, *mixing, epochs = words
+        parts = parts[:-1]
+    if len(parts) == 1:
+        return (parts[0], "", "", "", ""), reprint
+    method, objective, *mixing, epochs = parts
     mixer, alpha = mixing or ("", "")
     return (method, objective, mixer, alpha, epochs), reprint
 
 
 @functools.cache
-def cells() -> dict[Address, Cell]:
-    """The paper's numbers by their address. Where it prints one twice, the main table's, which names the others."""
-    groups: dict[Address, list[Place]] = {}
-    for place in sorted(places(), key=lambda place: place.reprint):
-        groups.setdefault(place.address, []).append(place)
-    found = {}
-    for address, group in groups.items():
+def cells() -> dict[PaperKey, PaperNumber]:
+    """The paper's numbers by their keys. Where it prints one twice, the main table's, which names the others."""
+    groups: dict[PaperKey, list[TableCell]] = {}
+    for cell in sorted(table_cells(), key=lambda cell: cell.reprint):
+        groups.setdefault(cell.key, []).append(cell)
+    numbers = {}
+    for key, group in groups.items():
         first, *others = group
         reprints = tuple(f"{other.printed} in Table {other.table.number}" for other in others)
         differing = [
             text for other, text in zip(others, reprints, strict=True) if number(other.printed) != number(first.printed)
         ]
         also = f"; printed as {' and '.join(differing)}" if differing else ""
-        found[address] = Cell(
-            first.printed, f"Table {first.table.number}, {describe(address)}{also}.", f"T{first.table.number}", reprints
+        numbers[key] = PaperNumber(
+            first.printed, f"Table {first.table.number}, {describe(key)}{also}.", f"T{first.table.number}", reprints
         )
-    return found
+    return numbers
 
 
 NAMES = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "moco": "MoCo", "byol": "BYOL", "simsiam": "SimSiam",
@@ -175,12 +175,12 @@ NAMES = {"simclr": "SimCLR", "mocov1": "MoCo", "mocov2": "MoCoV2", "moco": "MoCo
          "cutmix": "CutMix", "mixup": "Mixup"}  # fmt: skip
 
 
-def describe(address: Address) -> str:
+def describe(key: PaperKey) -> str:
     """A description of what a number measures."""
-    name = NAMES.get(address.method, address.method) + NAMES.get(address.objective, "")
-    mixed = f" ({NAMES[address.mixer]}, α {address.alpha})" if address.mixer else ""
-    epochs = f"{address.epochs} epochs of ImageNet" if address.epochs else "trained on ImageNet"
-    return f"{name}{mixed}, {epochs}, ResNet-50, {MEASURED_ON.get(address.protocol, 'evaluated on ImageNet')}"
+    name = NAMES.get(key.method, key.method) + NAMES.get(key.objective, "")
+    mixed = f" ({NAMES[key.mixer]}, α {key.alpha})" if key.mixer else ""
+    epochs = f"{key.epochs} epochs of ImageNet" if key.epochs else "trained on ImageNet"
+    return f"{name}{mixed}, {epochs}, ResNet-50, {MEASURED_ON.get(key.protocol, 'evaluated on ImageNet')}"
 
 
 MEASURED_ON = {
@@ -213,7 +213,7 @@ PRETRAINED: Choices = {
 }
 """What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
 
-OWN_VIEWS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
+AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
 """The augmentations of methods that have others than their own name's."""
 
 MIXED: Choices = {
@@ -278,15 +278,15 @@ EVALUATED: Mapping[str, tuple[tuple[int, int], Choices]] = {
 """The paper's protocols: numbers of images, and settings."""
 
 VARIANTS = {"linear": "schedule", "detection": "recipe"}
-"""The option that is part of a protocol's name in an address."""
+"""The option that is part of a protocol's name in a key."""
 
 
-def find(result: "Result", metric: str) -> Cell | None:
+def find(result: "Result", metric: str) -> PaperNumber | None:
     """The paper's number for this metric of a result: of the same pretraining, protocol and data, or None."""
     pretraining, protocol = pretraining_of(result.about), protocol_of(result)
     if pretraining is None or protocol is None:
         return None
-    return cells().get(Address(*pretraining, protocol, column_of(protocol, metric)))
+    return cells().get(PaperKey(*pretraining, protocol, column_of(protocol, metric)))
 
 
 def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
@@ -294,10 +294,10 @@ def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
     method = str(settings.get("method.name", ""))
     return (
         {"backbone", "images"} <= settings.keys()
-        and agrees(settings, PRETRAINED)
+        and matches(settings, PRETRAINED)
         and str(settings.get("data")).startswith(f"{IMAGENET[0]} images")  # the fingerprint; drawn scenes have no such
-        and settings.get("augment") in OWN_VIEWS.get(method, (method,))
-        and (settings.get("objective") == "sim" or agrees(settings, MIXED))
+        and settings.get("augment") in AUGMENTATIONS.get(method, (method,))
+        and (settings.get("objective") == "sim" or matches(settings, MIXED))
     )
 
 
@@ -308,17 +308,17 @@ def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] |
         return None
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":
-        mixer, alpha = str(settings.get("mixing.mixer")), in_short(settings.get("mixing.alpha"))
+        mixer, alpha = str(settings.get("mixing.mixer")), format_alpha(settings.get("mixing.alpha"))
     return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
 
 
-def in_short(value: Any) -> str:
-    """A number as an address has it; anything else, of a file that somebody else wrote, is in no address."""
+def format_alpha(value: Any) -> str:
+    """α as in a key; ? for anything that is not a number, which is in no key."""
     return f"{value:g}" if isinstance(value, int | float) else "?"
 
 
 def protocol_of(result: "Result") -> str | None:
-    """The protocol in an address, if a result has the paper's data and settings; None if not."""
+    """The protocol in a key, if a result has the paper's data and settings; None if not."""
     settings = flatten(result.settings)
     variant = settings.get(VARIANTS.get(result.protocol, ""))
     name = f"{result.protocol}-{Path(str(variant)).stem}" if variant else result.protocol
@@ -330,17 +330,17 @@ def protocol_of(result: "Result") -> str | None:
         str(parts.get(part, "")).startswith(f"{count} images")
         for part, count in zip(("train", "test"), counts, strict=True)
     )
-    return name if same_data and agrees(settings, published) else None
+    return name if same_data and matches(settings, published) else None
 
 
 def column_of(protocol: str, metric: str) -> str:
-    """The metric as an address has it."""
+    """The metric as a key has it."""
     return (
         re.sub(r"^(\d+)percent ", r"\1 % ", metric) if protocol == "semi-supervised" else metric
     )  # of the published lists
 
 
-def agrees(settings: Mapping[str, Any], choices: Choices) -> bool:
+def matches(settings: Mapping[str, Any], choices: Choices) -> bool:
     """Whether settings have one of the values that they may have. One that is not there yet is as it always was."""
     present = {name: settings[name] for name in choices if settings.get(name) is not None}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in present.items()}

@@ -19,12 +19,12 @@ from mixview.evaluate.results import percentages
 from mixview.evaluate.training import (
     Classifier,
     ClassifierConfig,
+    LabeledImages,
     Lighting,
     Schedule,
-    Task,
     TrainingRun,
     head,
-    labeled_task,
+    labeled_images,
     train_classifier,
 )
 
@@ -53,7 +53,7 @@ class Probe(ClassifierConfig, Protocol):
         with self.training(context) as run:
             accuracies = probe(
                 encoder,
-                labeled_task(context),
+                labeled_images(context),
                 schedule,
                 run,
                 color_jitter=self.color_jitter,
@@ -75,7 +75,7 @@ class Probe(ClassifierConfig, Protocol):
 
 def probe(
     loaded: LoadedEncoder,
-    task: Task,
+    labeled: LabeledImages,
     schedule: Schedule,
     run: TrainingRun,
     *,
@@ -84,13 +84,13 @@ def probe(
 ) -> dict[str, dict[str, float]]:
     """The accuracies, 0 to 1, of every stage that the encoder has."""
     heads = {
-        stage: nn.Sequential(nn.BatchNorm1d(width, affine=False), head(width, task.classes, run.seed))
+        stage: nn.Sequential(nn.BatchNorm1d(width, affine=False), head(width, labeled.classes, run.seed))
         for stage, width in measure_widths(loaded, stages_of(loaded.encoder)).items()
     }
     return train_classifier(
         Classifier(loaded.encoder, heads, frozen=True),
         loaded,
-        task,
+        labeled,
         schedule,
         run,
         jitter=JITTER if color_jitter else None,

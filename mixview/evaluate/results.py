@@ -167,38 +167,40 @@ def encoder_key(result: Result) -> str:
     return json.dumps(encoder_settings(result), sort_keys=True)
 
 
-NAMED_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "images")
+SHOWN_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "images")
 """Settings that are named first, where they differ."""
 
 
-def tell_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several different settings, what tells it from the others: `backbone small, mixing.alpha 0.5`.
+def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each of several settings, what distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
 
-    These are the ones that people look for, and as few more as tell all apart.
+    These are the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
     """
-    names = list(dict.fromkeys([*NAMED_FIRST, *sorted(name for each in settings for name in each)]))
-    shown: list[str] = []
+    names = list(dict.fromkeys([*SHOWN_FIRST, *sorted(name for each in settings for name in each)]))
+    names_shown: list[str] = []
 
     def kinds(chosen: list[str]) -> int:
         return len({json.dumps([each.get(name) for name in chosen]) for each in settings})
 
     for name in names:
         differs = kinds([name]) > 1
-        if differs and (name in NAMED_FIRST or kinds([*shown, name]) > kinds(shown)):
-            shown.append(name)
-    return [", ".join(f"{name} {each[name]}" for name in shown if each.get(name) is not None) for each in settings]
+        if differs and (name in SHOWN_FIRST or kinds([*names_shown, name]) > kinds(names_shown)):
+            names_shown.append(name)
+    return [
+        ", ".join(f"{name} {each[name]}" for name in names_shown if each.get(name) is not None) for each in settings
+    ]
 
 
 def name_encoders(results: Iterable[Result]) -> dict[str, str]:
-    """What tells encoders of one method and objective apart, by `encoder_key`; empty where there is only one."""
-    families: dict[str, dict[str, dict[str, Any]]] = {}
+    """What distinguishes encoders of one method and objective, by `encoder_key`; empty where there is only one."""
+    by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
-        family = general_name(result) if result.about else ""
-        families.setdefault(family, {})[encoder_key(result)] = encoder_settings(result) if result.about else {}
+        label = method_label(result) if result.about else ""
+        by_label.setdefault(label, {})[encoder_key(result)] = encoder_settings(result) if result.about else {}
     return {
         key: text
-        for members in families.values()
-        for key, text in zip(members, tell_apart(list(members.values())), strict=True)
+        for members in by_label.values()
+        for key, text in zip(members, distinguish(list(members.values())), strict=True)
     }
 
 
@@ -214,11 +216,11 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     if any(row.runs > 1 for row in rows):
         table.add_column("runs", justify="right")
     if any(cells):
-        table.add_column("the paper's", justify="right")
+        table.add_column("paper", justify="right")
     for row, cell in zip(rows, cells, strict=True):
-        name = row.example.encoder if row.runs == 1 else general_name(row.example)
+        name = row.example.encoder if row.runs == 1 else method_label(row.example)
         name = ", ".join(filter(None, [name, apart[encoder_key(row.example)]]))
-        line = [name, row.protocol, row.metric, figure(row.mean, row.std)]
+        line = [name, row.protocol, row.metric, format_metric(row.mean, row.std)]
         if any(each.runs > 1 for each in rows):
             line.append(str(row.runs))
         if any(cells):
@@ -241,24 +243,24 @@ def show_runs(folders: Sequence[str]) -> None:
     Args:
         folders: folders of runs, or those given as --out.
     """
-    found: list[Result] = []
+    results: list[Result] = []
     for folder in folders:
         valid, faults = read_valid(folder)
-        found += valid
+        results += valid
         for fault in faults:
             say(fault)
-    if not found:
+    if not results:
         raise ValueError(f"there are no results in {', '.join(folders)}: evaluate first, with mixview evaluate knn …")
-    show(found)
+    show(results)
 
 
-def general_name(result: Result) -> str:
+def method_label(result: Result) -> str:
     """What several encoders have in common: method and objective, or the name without its seed."""
     of_run = " ".join(result.about[name] for name in ("method", "objective") if name in result.about)
     return of_run or result.encoder.partition(", seed")[0]
 
 
-def figure(mean: float, std: float | None) -> str:
+def format_metric(mean: float, std: float | None) -> str:
     """`45.2 %` or `45.2 ± 0.3 %`"""
     if not math.isfinite(mean):
         return "undefined"

@@ -16,11 +16,11 @@ from mixview.evaluate.results import percentages
 from mixview.evaluate.training import (
     Classifier,
     ClassifierConfig,
+    LabeledImages,
     Schedule,
-    Task,
     TrainingRun,
     head,
-    labeled_task,
+    labeled_images,
     train_classifier,
 )
 from mixview.options import AtMost, MoreThan, Positive
@@ -59,7 +59,7 @@ class SemiSupervised(ClassifierConfig, Protocol):
                 counts[name] = len(subset)
                 accuracies = finetune(
                     context.encoder,
-                    labeled_task(context)._replace(train=subset, labels=as_tensor(labels)),
+                    labeled_images(context)._replace(train=subset, labels=as_tensor(labels)),
                     schedule.fitted(len(subset)),
                     run._replace(out=run.out / re.sub(r"\W+", "-", name).strip("-")),
                     head_rate=self.head_rate,
@@ -82,9 +82,9 @@ class SemiSupervised(ClassifierConfig, Protocol):
 
 
 def finetune(
-    loaded: LoadedEncoder, task: Task, schedule: Schedule, run: TrainingRun, *, head_rate: float = HEAD_RATE
+    loaded: LoadedEncoder, labeled: LabeledImages, schedule: Schedule, run: TrainingRun, *, head_rate: float = HEAD_RATE
 ) -> dict[str, float]:
     """The accuracies, 0 to 1, of encoder and classifier trained together; the encoder itself is left as it is."""
-    layer = head(loaded.feature_dim, task.classes, run.seed)
+    layer = head(loaded.feature_dim, labeled.classes, run.seed)
     network = Classifier(loaded.encoder, {"avgpool": layer}, frozen=False)
-    return train_classifier(network, loaded, task, schedule, run, head_rate=head_rate, drop_last=True)["avgpool"]
+    return train_classifier(network, loaded, labeled, schedule, run, head_rate=head_rate, drop_last=True)["avgpool"]

@@ -14,7 +14,7 @@ from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext, Protocol
 from mixview.evaluate.results import percentages
 from mixview.evaluate.semi_supervised import finetune
-from mixview.evaluate.training import ClassifierConfig, Schedule, labeled_task
+from mixview.evaluate.training import ClassifierConfig, Schedule, labeled_images
 
 SCHEDULE = Schedule(epochs=90, lr=0.1, weight_decay=1e-4, steps=(30, 60))
 """The usual ImageNet schedule of a ResNet (He et al., 2016)."""
@@ -32,7 +32,7 @@ class Supervised(ClassifierConfig, Protocol):
         schedule = self.adapt(SCHEDULE, len(context.splits.train))
         untrained = from_scratch(context.encoder, self.seed)
         with self.training(context) as run:
-            accuracies = finetune(untrained, labeled_task(context), schedule, run, head_rate=1.0)
+            accuracies = finetune(untrained, labeled_images(context), schedule, run, head_rate=1.0)
         context.description = (
             f"the encoder's network trained from scratch with all labels, random crops and flips, "
             f"{schedule.description}; last epoch, {CenterCrop(context.encoder.size).description}. The encoder's own "

@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 from mixview.encoders.features import Stage, pick_device, stages_of
-from mixview.encoders.transforms import CenterCrop, Squash
+from mixview.encoders.transforms import CenterCrop, ResizeToSquare
 from mixview.evaluate.average_precision import mean_average_precision
 from mixview.evaluate.base import EvalContext, Protocol
-from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, start
+from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, make_solver
 from mixview.runs.progress_bar import Advance, bar
 
 Difficult = Literal["negative", "ignored"]
 T = TypeVar("T")
 
 
-class Labeled(NamedTuple):
+class FeaturesAndLabels(NamedTuple):
     """Features and label sets."""
 
     features: Tensor
@@ -55,7 +55,7 @@ class SVMConfig:
     fit: FitConfig = field(default_factory=FitConfig)
     """How the SVMs are trained and evaluated."""
 
-    def labeled(self, context: EvalContext) -> tuple[Labeled, Labeled, str]:
+    def labeled(self, context: EvalContext) -> tuple[FeaturesAndLabels, FeaturesAndLabels, str]:
         """Features and label sets of both splits, and a description of the features."""
         stage = self.stage
         if stage is None:
@@ -63,28 +63,28 @@ class SVMConfig:
             if stage == "avgpool":
                 name = context.encoder.name
                 context.notes.append(f"{name} is not a ResNet, so that the features are its output (avgpool).")
-        make = Squash if self.resize == "squash" else CenterCrop
+        make = ResizeToSquare if self.resize == "squash" else CenterCrop
         transform = make(context.encoder.size, context.encoder.normalize)
         device = pick_device(context.protocol.device)
         if device.type == "mps":  # which has no double precision
             device = torch.device("cpu")
         train, test = (
-            Labeled(part[stage].to(device), torch.from_numpy(label_sets[part.kept]).to(device))
+            FeaturesAndLabels(part[stage].to(device), torch.from_numpy(label_sets[part.indices]).to(device))
             for part, label_sets in zip(context.features(transform, stage), context.splits.sets(), strict=True)
         )
-        return train, test, f"{stage} ({train.features.shape[1]} numbers), {transform.description}"
+        return train, test, f"{stage} ({train.features.shape[1]}-d), {transform.description}"
 
 
 @contextlib.contextmanager
 def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar for work that reports how much of how much is done."""
     with contextlib.ExitStack() as stack:
-        shown: list[tuple[Advance, int]] = []
+        state: list[tuple[Advance, int]] = []
 
         def report(done: int, total: int) -> None:
-            advance, before = shown.pop() if shown else (stack.enter_context(bar(unit, total)), 0)
+            advance, before = state.pop() if state else (stack.enter_context(bar(unit, total)), 0)
             advance(done - before)
-            shown.append((advance, done))
+            state.append((advance, done))
 
         yield report
 
@@ -103,15 +103,15 @@ class SVM(SVMConfig, Protocol):
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
         train, test, features = self.labeled(context)
         with progress("SVMs") as report:
-            found = evaluate_svm(
+            result = evaluate_svm(
                 train, test, classes=context.splits.classes, fit=self.fit, difficult=self.difficult, report=report
             )
-        context.description = f"{found.description}; features {features}."
-        context.details |= {"classes": found.classes, "AP": found.per_class, "C": found.costs}
-        context.notes += found.notes
-        yield "mAP", 100 * found.mean_ap
-        if found.top1 is not None:
-            yield "top-1", 100 * found.top1
+        context.description = f"{result.description}; features {features}."
+        context.details |= {"classes": result.classes, "AP": result.per_class, "C": result.costs}
+        context.notes += result.notes
+        yield "mAP", 100 * result.mean_ap
+        if result.top1 is not None:
+            yield "top-1", 100 * result.top1
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class SVMResult:
 
 
 def evaluate_svm(
-    train: Labeled,
-    test: Labeled,
+    train: FeaturesAndLabels,
+    test: FeaturesAndLabels,
     *,
     classes: Sequence[str] | None = None,
     fit: FitConfig | None = None,
@@ -156,35 +156,39 @@ def evaluate_svm(
     names = check_sets(train, test, classes)
     labels = train.labels.cpu()
     counted = torch.ones_like(labels, dtype=torch.bool) if difficult == "negative" else labels != -1
-    kept, notes = usable(labels == 1, counted, test.labels.cpu() == 1, names)
-    solver = start(train.features, test.features, fit, Counter(report, len(fit.costs) * len(kept) * (1 + fit.folds)))
-    scored = solver.run((labels == 1)[:, kept], counted[:, kept])
+    columns, notes = usable_classes(labels == 1, counted, test.labels.cpu() == 1, names)
+    solver = make_solver(
+        train.features, test.features, fit, Counter(report, len(fit.costs) * len(columns) * (1 + fit.folds))
+    )
+    scored = solver.run((labels == 1)[:, columns], counted[:, columns])
     chosen = best_cost(scored.cross_validated, fit)
-    scores = scored.test_scores[chosen, :, torch.arange(len(kept))].T
-    truth = test.labels.to(scores.device)[:, kept]
-    found = mean_average_precision(scores, truth == 1, truth == -1, interpolation=fit.interpolation)
+    scores = scored.test_scores[chosen, :, torch.arange(len(columns))].T
+    truth = test.labels.to(scores.device)[:, columns]
+    precision = mean_average_precision(scores, truth == 1, truth == -1, interpolation=fit.interpolation)
     folds = scored.folds
-    for index, column in enumerate(kept):
+    for index, column in enumerate(columns):
         if folds[index] < fit.folds:
             notes.append(few_positives(names[column], int(folds[index]), fit))
-    validated = scored.cross_validated[chosen, torch.arange(len(kept))].tolist()
+    validated = scored.cross_validated[chosen, torch.arange(len(columns))].tolist()
     return SVMResult(
-        mean_ap=found.value,
-        top1=top1(scores, test.labels.to(scores.device), kept),
+        mean_ap=precision.value,
+        top1=top1(scores, test.labels.to(scores.device), columns),
         classes=names,
-        per_class=scatter(found.per_class, kept, len(names)),
-        costs=scatter([fit.costs[index] for index in chosen.tolist()], kept, len(names)),
-        cross_validated=scatter([None if math.isnan(value) else value for value in validated], kept, len(names)),
+        per_class=spread_over_classes(precision.per_class, columns, len(names)),
+        costs=spread_over_classes([fit.costs[index] for index in chosen.tolist()], columns, len(names)),
+        cross_validated=spread_over_classes(
+            [None if math.isnan(value) else value for value in validated], columns, len(names)
+        ),
         description=(
             f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
-            f"AP; difficult objects {difficult} in training and ignored in testing; mean over {len(kept)} classes of "
-            f"{fit.interpolation} AP; {len(train.features)} images to train and {len(test.features)} to test"
+            f"AP; difficult objects {difficult} in training and ignored in testing; mean over {len(columns)} classes "
+            f"of {fit.interpolation} AP; {len(train.features)} images to train and {len(test.features)} to test"
         ),
         notes=(*notes, *solver.notes()),
     )
 
 
-def check_sets(train: Labeled, test: Labeled, classes: Sequence[str] | None) -> tuple[str, ...]:
+def check_sets(train: FeaturesAndLabels, test: FeaturesAndLabels, classes: Sequence[str] | None) -> tuple[str, ...]:
     """The names of the classes; raise if features and labels do not fit together."""
     for name, (features, labels) in (("training", train), ("test", test)):
         if features.ndim != 2 or not features.numel():
@@ -219,7 +223,9 @@ def check_sets(train: Labeled, test: Labeled, classes: Sequence[str] | None) -> 
     return names
 
 
-def usable(positive: Tensor, counted: Tensor, in_test: Tensor, names: Sequence[str]) -> tuple[list[int], list[str]]:
+def usable_classes(
+    positive: Tensor, counted: Tensor, in_test: Tensor, names: Sequence[str]
+) -> tuple[list[int], list[str]]:
     """The classes that can be trained and evaluated, and sentences about the others."""
     lacking = {
         "no positive in training": ~(positive & counted).any(0),
@@ -232,13 +238,13 @@ def usable(positive: Tensor, counted: Tensor, in_test: Tensor, names: Sequence[s
         if bool(missing.any())
     ]
     out = torch.stack(list(lacking.values())).any(0)
-    kept = (~out).nonzero().flatten().tolist()
-    if not kept:
+    columns = (~out).nonzero().flatten().tolist()
+    if not columns:
         raise ValueError(
             "no class has positives and negatives in training and positives in testing "
             f"({'; '.join(notes)}): check the labels"
         )
-    return kept, notes
+    return columns, notes
 
 
 def few_positives(name: str, folds: int, fit: FitConfig) -> str:
@@ -248,9 +254,9 @@ def few_positives(name: str, folds: int, fit: FitConfig) -> str:
     return f"{name} has too few images for {fit.folds} folds: C by {folds}-fold cross-validation"
 
 
-def scatter(values: Sequence[T], kept: Sequence[int], count: int) -> tuple[T | None, ...]:
+def spread_over_classes(values: Sequence[T], columns: Sequence[int], count: int) -> tuple[T | None, ...]:
     """Values of the kept classes among all, None for the others."""
-    by_class = dict(zip(kept, values, strict=True))
+    by_class = dict(zip(columns, values, strict=True))
     return tuple(by_class.get(index) for index in range(count))
 
 
@@ -259,9 +265,9 @@ def single_label(labels: Tensor) -> bool:
     return bool(((labels == 1).sum(1) == 1).all()) and not bool((labels == -1).any())
 
 
-def top1(scores: Tensor, labels: Tensor, kept: Sequence[int]) -> float | None:
+def top1(scores: Tensor, labels: Tensor, columns: Sequence[int]) -> float | None:
     """Share of images whose class [N, classes] has the highest of scores [N, kept]; None for label sets."""
     if not single_label(labels):
         return None
-    guess = torch.tensor(kept, device=scores.device)[scores.argmax(1)]
+    guess = torch.tensor(columns, device=scores.device)[scores.argmax(1)]
     return float((guess == labels.argmax(1)).cpu().double().mean())

@@ -34,8 +34,8 @@ COSTS = (1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20)))
 LIBLINEAR_TOLERANCE = 1e-4
 """The published one."""
 
-CELLS = 2**25
-"""Of images by problems at once: a quarter of a gigabyte for each of the solver's ten or so matrices."""
+MAX_ELEMENTS = 2**25
+"""The most images × problems at once: a quarter of a gigabyte for each of the solver's ten or so matrices."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ class FitConfig:
             if not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number}")
         chosen = ("backend", self.backend, Backend), ("normalization", self.normalization, Normalization)
-        for name, value, known in (*chosen, ("interpolation", self.interpolation, Interpolation)):
-            if value not in get_args(known):
-                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, not {value!r}")
+        for name, value, choices in (*chosen, ("interpolation", self.interpolation, Interpolation)):
+            if value not in get_args(choices):
+                raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
 
     def description(self) -> str:
         """What is fitted, and how."""
@@ -106,8 +106,8 @@ def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
     if bool(nowhere.any()):
         if fit.fallback_cost not in fit.costs:
             raise ValueError(
-                f"there are too few positives to cross-validate, and the fallback_cost {fit.fallback_cost:g} is none "
-                f"of the costs: choose one of {', '.join(f'{cost:g}' for cost in fit.costs)}"
+                f"there are too few positives to cross-validate, and the fallback_cost {fit.fallback_cost:g} is not "
+                f"one of the costs: choose one of {', '.join(f'{cost:g}' for cost in fit.costs)}"
             )
         chosen[nowhere] = fit.costs.index(fit.fallback_cost)
     return chosen
@@ -144,7 +144,7 @@ class Scores(NamedTuple):
     """[costs, P, 1 + folds] what training reached: on everything, and without each fold."""
 
 
-class Fitted(NamedTuple):
+class FittedSVMs(NamedTuple):
     """K problems at one cost."""
 
     cost: float
@@ -171,7 +171,7 @@ class Counter:
 
 
 class LinearSVMs(ABC):
-    """Fits problems on one training set and scores one test set; what differs between backends is `fits`."""
+    """Fits problems on one training set and scores one test set; what differs between backends is `fit_all`."""
 
     def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
         self.train = train
@@ -181,7 +181,7 @@ class LinearSVMs(ABC):
 
     def run(self, positive: Tensor, counted: Tensor) -> Scores:
         """Fit P problems at every cost, on everything that counts and without each fold. positive, counted: [N, P]"""
-        at_once = max(1, CELLS // (len(positive) * (1 + self.fit.folds)))
+        at_once = max(1, MAX_ELEMENTS // (len(positive) * (1 + self.fit.folds)))
         blocks = [
             self.run_block(*block) for block in zip(positive.split(at_once, 1), counted.split(at_once, 1), strict=True)
         ]
@@ -207,7 +207,7 @@ class LinearSVMs(ABC):
         validated = self.train.new_zeros(len(order), count)
         test_scores = self.train.new_zeros(len(order), len(self.test), count)
         objective = self.train.new_zeros(len(order), count, 1 + folds)
-        for fitted in self.fits(signs.to(device), weights.to(device), count):
+        for fitted in self.fit_all(signs.to(device), weights.to(device), count):
             index = order[fitted.cost]
             out = fitted.scores[:, count:].view(n, count, folds)
             validated[index] = average_precision(out, relevant, ignored, interpolation="plain").nanmean(1)
@@ -217,7 +217,7 @@ class LinearSVMs(ABC):
         return Scores(validated, test_scores, used.sum(1), objective)
 
     @abstractmethod
-    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+    def fit_all(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[FittedSVMs]:
         """Solve the problems [N, K] at every cost, in any order; the first `tested` score the test set."""
 
     def notes(self) -> list[str]:
@@ -230,19 +230,19 @@ class Batched(LinearSVMs):
 
     def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
         super().__init__(train, test, fit, counter)
-        self.whole: tuple[Basis, Tensor] | None = None
+        self.all_coordinates: tuple[Basis, Tensor] | None = None
 
     def coordinates(self, rows: Tensor) -> tuple[Basis, Tensor]:
         """A basis of the images in these rows, and the test images in it; of all images it is made once."""
-        if len(rows) == len(self.train) and self.whole is not None:
-            return self.whole
+        if len(rows) == len(self.train) and self.all_coordinates is not None:
+            return self.all_coordinates
         basis = principal_basis(self.train[rows], self.fit.intercept)
-        made = basis, basis.of(self.test)
+        coordinates = basis, basis.of(self.test)
         if len(rows) == len(self.train):
-            self.whole = made
-        return made
+            self.all_coordinates = coordinates
+        return coordinates
 
-    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+    def fit_all(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[FittedSVMs]:
         rows = (weights > 0).any(1).nonzero().flatten()
         if 2 * len(rows) > len(self.train):
             rows = torch.arange(len(self.train), device=rows.device)
@@ -251,7 +251,7 @@ class Batched(LinearSVMs):
         for solved in solve_path(basis, signs[rows], weights[rows], sorted(self.fit.costs), tolerance=tolerance):
             scores = torch.zeros_like(signs).index_copy_(0, rows, solved.scores)
             self.counter.add(signs.shape[1])
-            yield Fitted(solved.cost, scores, test @ solved.coefficients[:, :tested], solved.objective)
+            yield FittedSVMs(solved.cost, scores, test @ solved.coefficients[:, :tested], solved.objective)
 
 
 class Liblinear(LinearSVMs):
@@ -261,7 +261,7 @@ class Liblinear(LinearSVMs):
         super().__init__(train, test, fit, counter)
         self.stopped_short = 0
 
-    def fits(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[Fitted]:
+    def fit_all(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[FittedSVMs]:
         from joblib import Parallel, delayed
 
         costs = sorted(self.fit.costs)
@@ -273,12 +273,12 @@ class Liblinear(LinearSVMs):
             columns.append(column)
             self.stopped_short += sum(one.short for one in column)
             self.counter.add(len(costs))
-        for cost, found in zip(costs, zip(*columns, strict=True), strict=True):
-            yield Fitted(
+        for cost, solved in zip(costs, zip(*columns, strict=True), strict=True):
+            yield FittedSVMs(
                 cost,
-                torch.from_numpy(np.stack([one.scores for one in found], axis=1)).to(self.train),
-                torch.from_numpy(np.stack([one.test_scores for one in found[:tested]], axis=1)).to(self.train),
-                torch.tensor([one.objective for one in found], dtype=torch.float64).to(self.train),
+                torch.from_numpy(np.stack([one.scores for one in solved], axis=1)).to(self.train),
+                torch.from_numpy(np.stack([one.test_scores for one in solved[:tested]], axis=1)).to(self.train),
+                torch.tensor([one.objective for one in solved], dtype=torch.float64).to(self.train),
             )
 
     def notes(self) -> list[str]:
@@ -316,7 +316,7 @@ def liblinear_path(
     if not rows.any():
         return [Column(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
     columns = []
-    features, wanted, counts = train[rows], signs[rows], weights[rows]
+    features, targets, counts = train[rows], signs[rows], weights[rows]
     for cost in costs:
         model = LinearSVC(
             C=cost,
@@ -331,17 +331,17 @@ def liblinear_path(
         )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
-            model.fit(features, wanted, sample_weight=counts)
+            model.fit(features, targets, sample_weight=counts)
         short = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         scores = model.decision_function(train)
         constant = float(np.ravel(model.intercept_)[0]) / (fit.intercept or 1.0)
-        loss = np.maximum(0, 1 - wanted * scores[rows])
+        loss = np.maximum(0, 1 - targets * scores[rows])
         objective = (model.coef_[0] @ model.coef_[0] + constant**2) / 2 + cost * (counts * loss) @ loss
         columns.append(Column(scores, model.decision_function(test), float(objective), short))
     return columns
 
 
-def start(train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> LinearSVMs:
+def make_solver(train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> LinearSVMs:
     """The solver of the chosen backend. Features [N, D] and [M, D], normalized here, on the device of the former."""
     prepared = [features.to(train.device, torch.float64) for features in (train, test)]
     if fit.normalization == "l2":

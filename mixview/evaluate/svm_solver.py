@@ -140,7 +140,7 @@ def solve_path(
     solution zero.
 
     Args:
-        basis: of N images.
+        basis: basis of N images.
         signs: [N, K], 1 or -1.
         weights: [N, K], zero or more, times which the cost counts.
         costs: C, more than zero.
@@ -159,7 +159,7 @@ def solve_path(
 
 
 def check_problems(n: int, signs: Tensor, weights: Tensor, costs: Sequence[float], tolerance: float) -> None:
-    """Refuse what is no set of problems over n images."""
+    """Raise if these are not problems over n images."""
     if signs.ndim != 2 or len(signs) != n or weights.shape != signs.shape:
         raise ValueError(
             f"signs and weights must be [{n}, problems] like the features, got {list(signs.shape)} and "

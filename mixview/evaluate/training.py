@@ -30,15 +30,16 @@ from mixview.data.dataset import ImageDataset, decoder_for
 from mixview.data.loader import EpochSampler, Key, Loader, default_workers
 from mixview.data.sources.base import Source
 from mixview.distributed import synchronize_batch_norm
-from mixview.encoders.features import BLOCK, Stage, Staged, shown
+from mixview.encoders.features import BLOCK, Stage, StageFeatures, load_blocks
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate import results
-from mixview.evaluate.base import EvalContext, Stopped
+from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.evaluate.labeled import as_tensor
 from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
-from mixview.io.atomic import refuse_link
+from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
+from mixview.io.run_folders import is_run
 from mixview.optim import LARS, step_decay
 from mixview.options import Count, Epochs, Positive
 from mixview.runs.checkpoints import Checkpoints
@@ -46,7 +47,7 @@ from mixview.runs.devices import Precision, agree_on_checkpoint, launch_once, ma
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
 from mixview.runs.progress_bar import bar
-from mixview.runs.run_directory import RunDirectory, is_run, recorded, start_or_resume, write_json
+from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -102,7 +103,7 @@ class Schedule:
         """The highest learning rate."""
         return self.lr * self.batch_size / 256 if self.scale_lr else self.lr
 
-    def rate(self, epoch: int) -> float:
+    def lr_factor(self, epoch: int) -> float:
         """The factor of the learning rate in an epoch."""
         if self.cosine:
             return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
@@ -128,7 +129,7 @@ class Schedule:
         )
 
 
-class Task(NamedTuple):
+class LabeledImages(NamedTuple):
     """Images of one class each, to train and to test on."""
 
     train: Source
@@ -181,7 +182,7 @@ class TrainingRun(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class TrainingConfig:
     """Options of all protocols that train on images."""
 
     batch_size: Count | None = None
@@ -219,7 +220,7 @@ def shared_fabric(device: str, devices: int, nodes: int | Literal["auto"], preci
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierConfig(RunConfig):
+class ClassifierConfig(TrainingConfig):
     """Options of the protocols that train a classifier."""
 
     epochs: Epochs | None = None
@@ -242,10 +243,10 @@ class ClassifierConfig(RunConfig):
         protocol = context.protocol
         every = asdict(protocol).items()
         config = {name: value for name, value in every if name not in ("resume", "trials", "trust_remote_code")}
-        kept = protocol.folder()
-        if kept is not None:
-            refuse_link(kept / results.FOLDER)
-        with contextlib.nullcontext(kept) if kept else tempfile.TemporaryDirectory() as folder:
+        results_folder = protocol.folder()
+        if results_folder is not None:
+            raise_if_link(results_folder / results.FOLDER)
+        with contextlib.nullcontext(results_folder) if results_folder else tempfile.TemporaryDirectory() as folder:
             try:
                 yield TrainingRun(
                     self.fabric(context),
@@ -258,20 +259,20 @@ class ClassifierConfig(RunConfig):
                     self.deadline(context),
                     self.resume,
                 )
-            except Stopped:
-                if kept:
+            except TrainingStopped:
+                if results_folder:
                     raise
-                raise Stopped(
+                raise TrainingStopped(
                     f"{protocol.name} was stopped, and {protocol.encoder} has no folder to keep checkpoints in: with "
                     "--out FOLDER a stopped training can be resumed"
                 ) from None
 
 
-def labeled_task(context: EvalContext) -> Task:
+def labeled_images(context: EvalContext) -> LabeledImages:
     """The images and labels of both splits."""
     splits = context.splits
     train_labels, test_labels = (as_tensor(labels) for labels in splits.single(context.protocol.name))
-    return Task(splits.train, train_labels, splits.test, test_labels, len(splits.classes))
+    return LabeledImages(splits.train, train_labels, splits.test, test_labels, len(splits.classes))
 
 
 @dataclass(frozen=True)
@@ -293,11 +294,11 @@ EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836
 
 
 @final
-class Augmented(Dataset[tuple[Tensor, int]]):
+class AugmentedImages(Dataset[tuple[Tensor, int]]):
     """One random crop, perhaps flipped, of each image, by (epoch, index).
 
     Args:
-        reader: decoded images by index.
+        images: decoded images by index.
         size: crop size in pixels.
         normalize: the normalization the encoder was trained with.
         seed: random seed.
@@ -307,14 +308,14 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 
     def __init__(
         self,
-        reader: ImageDataset,
+        images: ImageDataset,
         size: int,
         normalize: Normalize,
         seed: int,
         jitter: Jitter | None = None,
         lighting: Lighting | None = None,
     ) -> None:
-        self.reader = reader
+        self.images = images
         self.augmentation = Augmentation(
             crop=Crop(size), jitter=jitter, order=("jitter",) if jitter else (), normalize=normalize
         )
@@ -322,22 +323,22 @@ class Augmented(Dataset[tuple[Tensor, int]]):
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return len(self.images)
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
         """[B, C, S, S], and which images they are [B]."""
         views, which = [], []
         for epoch, index in keys:
-            reading = self.reader[index]
-            height, width = reading.pixels.shape[:2]
+            sample = self.images[index]
+            height, width = sample.pixels.shape[:2]
             generator = view_generator(self.seed, epoch, index)
             params = sample_params(self.augmentation, height, width, generator)
-            view = numba_backend.apply(reading.pixels, self.augmentation, params)
+            view = numba_backend.apply(sample.pixels, self.augmentation, params)
             if self.lighting is not None and len(view) == 3 and self.augmentation.normalize is not None:
                 _, std = self.augmentation.normalize.values(3)
                 view += (self.lighting.shift(generator) / torch.tensor(std)).view(3, 1, 1)
             views.append(view)
-            which.append(reading.index)
+            which.append(sample.index)
         return torch.stack(views), torch.tensor(which)
 
 
@@ -353,7 +354,7 @@ class Classifier(nn.Module):
 
     def __init__(self, encoder: nn.Module, heads: Mapping[Stage, nn.Module], *, frozen: bool) -> None:
         super().__init__()
-        self.encoder = Staged(copy.deepcopy(encoder), tuple(heads)).requires_grad_(not frozen)
+        self.encoder = StageFeatures(copy.deepcopy(encoder), tuple(heads)).requires_grad_(not frozen)
         self.heads = nn.ModuleDict({str(stage): layer for stage, layer in heads.items()})
         self.frozen = frozen
 
@@ -387,7 +388,7 @@ class ClassifierEngine(SupervisedEngine):
         self.peak_lr: list[float] = [group["lr"] for group in self.optimizer.param_groups]
 
     def set_learning_rate(self) -> float:
-        factor = self.schedule.rate(self.step // self.batches.batches_per_epoch)
+        factor = self.schedule.lr_factor(self.step // self.batches.batches_per_epoch)
         for group, peak in zip(self.optimizer.param_groups, self.peak_lr, strict=True):
             group["lr"] = peak * factor
         return self.peak_lr[0] * factor
@@ -409,7 +410,7 @@ class ClassifierEngine(SupervisedEngine):
 def train_classifier(
     network: Classifier,
     loaded: LoadedEncoder,
-    task: Task,
+    labeled: LabeledImages,
     schedule: Schedule,
     run: TrainingRun,
     *,
@@ -423,7 +424,7 @@ def train_classifier(
     Args:
         network: encoder and classifiers.
         loaded: the encoder it is built on, with its input size and normalization.
-        task: images and labels.
+        labeled: images and labels.
         schedule: fitted to the number of images.
         run: where.
         head_rate: learning rate of the heads, as a multiple of the encoder's.
@@ -435,8 +436,8 @@ def train_classifier(
         {stage: {"top-1": accuracy, …}}, 0 to 1, the same on every process.
     """
     fabric, finished = run.fabric, run.out / "accuracy.json"
-    fingerprint = f"{task.train.fingerprint()}; tested on {task.test.fingerprint()}"
-    data = {"kind": task.train.kind, "count": len(task.train), "fingerprint": fingerprint}
+    fingerprint = f"{labeled.train.fingerprint()}; tested on {labeled.test.fingerprint()}"
+    data = {"kind": labeled.train.kind, "count": len(labeled.train), "fingerprint": fingerprint}
     resume = (run.resume or is_restarted()) and is_run(run.out)
     notes = [f"There is nothing to resume in {run.out}: a new training begins."] if run.resume and not resume else []
     if resume and finished.is_file():
@@ -447,7 +448,7 @@ def train_classifier(
         shutil.rmtree(run.out / "checkpoints")
         shutil.rmtree(run.out)
     folder = start_or_resume(run.out, dict(run.config), data, resume=resume, may_change=MAY_CHANGE)
-    with recorded(folder), explain_lost_peer():
+    with record_failure(folder), explain_lost_peer():
         launch_once(fabric)
         fabric.barrier()  # the folder is there now
         # A frozen encoder's batch norms use their stored statistics: there is nothing to synchronize in them.
@@ -457,12 +458,14 @@ def train_classifier(
         if not network.frozen:
             groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        reader = ImageDataset(task.train, decoder_for(loaded.channels))
-        images = Augmented(reader, loaded.size, loaded.normalize, run.seed, jitter, lighting)
+        dataset = ImageDataset(labeled.train, decoder_for(loaded.channels))
+        images = AugmentedImages(dataset, loaded.size, loaded.normalize, run.seed, jitter, lighting)
         batch = schedule.batch_size
-        if batch == len(reader):  # all of them, or as many as the processes can share equally
+        if batch == len(dataset):  # all of them, or as many as the processes can share equally
             batch = max(1, batch // fabric.world_size) * fabric.world_size
-        batches = EpochSampler(len(reader), batch, run.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last)
+        batches = EpochSampler(
+            len(dataset), batch, run.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last
+        )
         engine = ClassifierEngine(
             fabric=fabric,
             module=module,
@@ -474,7 +477,7 @@ def train_classifier(
             seed=run.seed,
             accumulate_grad_batches=run.accumulate_grad_batches,
             schedule=schedule,
-            labels=task.labels.to(fabric.device),
+            labels=labeled.labels.to(fabric.device),
         )
         checkpoint = Checkpoints(run.out / "checkpoints").load_latest(fabric.device)
         agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(run.out))
@@ -484,7 +487,7 @@ def train_classifier(
         accuracies: dict[str, dict[str, float]] = {}
 
         def evaluate() -> dict[str, float]:
-            accuracies.update(evaluate_classifier(network, loaded, task, fabric, run.workers))
+            accuracies.update(evaluate_classifier(network, loaded, labeled, fabric, run.workers))
             return {f"{stage} {name}": value for stage, each in accuracies.items() for name, value in each.items()}
 
         metrics = run_supervised(
@@ -497,11 +500,11 @@ def train_classifier(
             evaluate=evaluate,
         )
         if metrics is not None and folder is not None:
-            with folder.explained("write the result into"):
+            with folder.explain_disk_error("write the result into"):
                 write_json(finished, accuracies)
             folder.set_status("finished", engine.step, engine.epoch)
     if metrics is None:
-        raise Stopped(
+        raise TrainingStopped(
             f"the training in {run.out} was stopped at step {engine.step} of {engine.steps}: the same command with "
             "--resume continues it"
         )
@@ -528,7 +531,7 @@ images are compared by their content."""
 
 
 def image_loader(
-    images: Augmented, batches: EpochSampler, processes: int, workers: int | None, device: torch.device
+    images: AugmentedImages, batches: EpochSampler, processes: int, workers: int | None, device: torch.device
 ) -> Loader:
     """The batches of augmented images."""
     workers = default_workers(processes) if workers is None else workers
@@ -544,19 +547,21 @@ def image_loader(
 
 @torch.no_grad()
 def evaluate_classifier(
-    network: Classifier, loaded: LoadedEncoder, task: Task, fabric: "Fabric", workers: int | None
+    network: Classifier, loaded: LoadedEncoder, labeled: LabeledImages, fabric: "Fabric", workers: int | None
 ) -> dict[str, dict[str, float]]:
     """The accuracies, 0 to 1, on center crops of the test images, each process evaluating its share of them."""
-    tops = {"top-1": 1} | ({"top-5": 5} if task.classes > 5 else {})
+    tops = {"top-1": 1} | ({"top-5": 5} if labeled.classes > 5 else {})
     network.eval()
-    labels = task.test_labels.to(fabric.device)
+    labels = labeled.test_labels.to(fabric.device)
     correct = torch.zeros(len(network.heads), len(tops), dtype=torch.long, device=fabric.device)
     count = torch.zeros((), dtype=torch.long, device=fabric.device)
-    blocks = range(fabric.global_rank, -(-len(task.test) // BLOCK), fabric.world_size)
+    blocks = range(fabric.global_rank, -(-len(labeled.test) // BLOCK), fabric.world_size)
     workers = default_workers(processes_here(fabric)) if workers is None else workers
     transform = CenterCrop(loaded.size, loaded.normalize)
     with bar("evaluating", len(blocks)) as advance:
-        for block, (images, index) in zip(blocks, shown(loaded, task.test, transform, blocks, workers), strict=True):
+        for block, (images, index) in zip(
+            blocks, load_blocks(loaded, labeled.test, transform, blocks, workers), strict=True
+        ):
             own = index == torch.arange(len(index)) + block * BLOCK  # not another image in place of a bad one
             with fabric.autocast():
                 scores = torch.stack(list(network(images[own].to(fabric.device)).values()))  # [heads, N, classes]
@@ -593,7 +598,7 @@ def train_on_features(
         for epoch in range(schedule.epochs):
             batches.set_epoch(epoch)
             for group, lr in zip(optimizer.param_groups, peak, strict=True):
-                group["lr"] = lr * schedule.rate(epoch)
+                group["lr"] = lr * schedule.lr_factor(epoch)
             for keys in batches:
                 index = torch.tensor([number for _, number in keys], device=features.device)
                 optimizer.zero_grad()
@@ -618,6 +623,6 @@ def head(width: int, classes: int, seed: int) -> nn.Linear:
 
 def accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Top-1 and, for more than five classes, top-5 accuracy of scores [N, classes], each 0 to 1."""
-    wanted = {"top-1": 1} | ({"top-5": 5} if scores.shape[1] > 5 else {})
-    ranked = scores.topk(max(wanted.values()), dim=1).indices == labels.to(scores.device).unsqueeze(1)
-    return {name: float(ranked[:, :top].any(1).cpu().double().mean()) for name, top in wanted.items()}
+    tops = {"top-1": 1} | ({"top-5": 5} if scores.shape[1] > 5 else {})
+    ranked = scores.topk(max(tops.values()), dim=1).indices == labels.to(scores.device).unsqueeze(1)
+    return {name: float(ranked[:, :top].any(1).cpu().double().mean()) for name, top in tops.items()}

@@ -86,7 +86,7 @@ class SupervisedEngine(ABC):
         """Passes over the images that are done."""
         return self.step / self.batches.batches_per_epoch
 
-    def train(self, stopping: GracefulStop) -> Iterator[tuple[dict[str, Tensor], float, str | None]]:
+    def train(self, graceful_stop: GracefulStop) -> Iterator[tuple[dict[str, Tensor], float, str | None]]:
         """Train on from `step`; after every step yields the losses, the rate, and why to stop, if it is time."""
         while self.step < self.steps:
             self.batches.set_epoch(*divmod(self.step, self.batches.batches_per_epoch))
@@ -94,7 +94,7 @@ class SupervisedEngine(ABC):
                 rate = self.set_learning_rate()
                 losses = self.take_step(batch)
                 self.step += 1
-                reason = stopping.stop_reason(self.step)
+                reason = graceful_stop.stop_reason(self.step)
                 yield losses, rate, reason
                 if reason is not None or self.step == self.steps:
                     return
@@ -119,8 +119,8 @@ class SupervisedEngine(ABC):
 
     def check_finite(self, *, weights: bool = False) -> None:
         """Raise, on every process, when any loss so far (or a weight) was not finite on any of them."""
-        checked = list(self.network.parameters()) if weights else []
-        check_finite(self.fabric, self.finite, checked, f"step {self.step}")
+        parameters = list(self.network.parameters()) if weights else []
+        check_finite(self.fabric, self.finite, parameters, f"step {self.step}")
 
     @torch.no_grad()
     def mean_of_all(self, losses: dict[str, Tensor]) -> dict[str, float]:
@@ -188,9 +188,9 @@ def run_supervised(
     if folder is not None:
         folder.begin()
     with (
-        Progress(length, engine.batches.batches_per_epoch, start=engine.step, shown=folder is not None) as progress,
-        MetricLogger(folder, logging, engine.step) as journal,
-        GracefulStop(fabric, seconds, every=read_every) as stopping,
+        Progress(length, engine.batches.batches_per_epoch, start=engine.step, enabled=folder is not None) as progress,
+        MetricLogger(folder, logging, engine.step) as logger,
+        GracefulStop(fabric, seconds, every=read_every) as graceful_stop,
     ):
         for note in notes:
             progress.say(note)
@@ -198,7 +198,7 @@ def run_supervised(
             # The last evaluation comes after the last checkpoint, and is about to be repeated.
             folder.rewind(engine.step if engine.step else -1, needs="lr" if engine.step == length else None)
             folder.set_status("running", engine.step, engine.epoch)
-        for losses, rate, reason in engine.train(stopping):
+        for losses, rate, reason in engine.train(graceful_stop):
             step = engine.step
             reason = None if step == length else reason  # too late to stop
             save = step % save_every == 0 or step == length or reason is not None
@@ -206,9 +206,9 @@ def run_supervised(
             if step % read_every == 0 or save:
                 engine.check_finite(weights=save)
             if step % logging.log_every == 0 or step == length:
-                journal.log(step, {"epoch": engine.epoch, **engine.mean_of_all(losses), "lr": rate})
+                logger.log(step, {"epoch": engine.epoch, **engine.mean_of_all(losses), "lr": rate})
             if evaluate_every and step % evaluate_every == 0 and step < length:
-                journal.log(step, evaluate())
+                logger.log(step, evaluate())
             if folder is not None and save:
                 folder.sync()
                 checkpoints.save(engine.state(), step)
@@ -217,6 +217,6 @@ def run_supervised(
                 progress.say(f"Stopped by {reason} at step {step}; --resume continues from here.")
         if engine.step == length:
             metrics = evaluate()
-            journal.log(length, metrics)
+            logger.log(length, metrics)
     fabric.barrier()
     return metrics

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
-from mixview.evaluate.base import EvalContext, Stopped
+from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.experiments import evaluations, results
 from mixview.experiments.passes import Passes
 from mixview.experiments.spec import Run
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
+from mixview.io.run_folders import is_run
 from mixview.runs.launching import exit_when_orphaned
-from mixview.runs.run_directory import RunDirectory, describe_environment, is_run, plain, read_metrics
+from mixview.runs.run_directory import RunDirectory, describe_environment, plain, read_metrics
 from mixview.train import pretraining
 
 INTERRUPTED = 75
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
         return INTERRUPTED
     try:
         results.append(evaluate(run, folder, trust_remote_code=trust_remote_code), result)
-    except Stopped:
+    except TrainingStopped:
         return INTERRUPTED
     return 0
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 MAX_RATIO = 100
 FREE_BYTES = 1 << 27
-"""Up to so much a member may unpack to, however small it is packed; a larger one to `MAX_RATIO` times its size."""
+"""Bytes that a member may unpack to, however small it is packed; a larger one to `MAX_RATIO` times its size."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def unpacked_limit(packed: int) -> int:
-    """Bytes that so many may unpack to."""
+    """The most bytes that `packed` bytes may unpack to."""
     return max(FREE_BYTES, MAX_RATIO * packed)
 
 

@@ -20,8 +20,8 @@ TEMPORARY = ".mixview-tmp"  # a name that no file of anybody else has
 def atomic_write(path: Path, verify: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
     """A binary file that appears under `path`, in place of what was there, when the block ends without an error.
 
-    It is written beside it, flushed to the disk, checked by `verify` and only then renamed: whoever reads `path` finds
-    the old content or the new, whole. An error removes the temporary file and leaves the old content.
+    It is written beside it, flushed to the disk, checked by `verify` and only then renamed: a reader of `path` finds
+    either the old content or the new. An error removes the temporary file and leaves the old content.
     """
     temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{TEMPORARY}")  # nobody can guess it
     try:
@@ -64,7 +64,7 @@ def open_regular(path: str | Path, mode: Literal["r", "a"] = "r", *, follow: boo
     # Opening a pipe would otherwise wait for somebody who writes.
     flags = FLAGS[mode] | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     if not follow:
-        refuse_link(Path(path))  # where there is no O_NOFOLLOW this is what there is
+        raise_if_link(Path(path))  # where there is no O_NOFOLLOW this is what there is
         flags |= getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -74,7 +74,7 @@ def open_regular(path: str | Path, mode: Literal["r", "a"] = "r", *, follow: boo
 
 
 def read_regular(path: Path, limit: int, *, follow: bool = False) -> bytes:
-    """The content of a regular file; OSError if it is none, or holds more than `limit` bytes."""
+    """The content of a regular file; OSError if it is not one, or holds more than `limit` bytes."""
     with open_regular(path, follow=follow) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
@@ -84,12 +84,12 @@ def read_regular(path: Path, limit: int, *, follow: bool = False) -> bytes:
 
 def real_folder(path: Path) -> Path:
     """A folder in a folder, made if it is not there; OSError if it is a link."""
-    refuse_link(path)
+    raise_if_link(path)
     path.mkdir(exist_ok=True)
     return path
 
 
-def refuse_link(path: Path) -> None:
+def raise_if_link(path: Path) -> None:
     """Raise OSError if a path is a link."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a link, which is not followed", str(path))

@@ -1,7 +1,7 @@
 """Tables for spreadsheets, which take a cell that begins like a formula for one and run it.
 
-Text that begins with = + - @ or a control character, and is no number, gets an apostrophe in front, which spreadsheets
-do not show; numbers stay numbers. `original` takes it away again. Every CSV file of mixview is written here.
+Text that begins with = + - @ or a control character, and is not a number, gets an apostrophe in front, which
+spreadsheets do not show; numbers stay numbers. `original` removes it. All CSV files of mixview are written here.
 """
 
 import csv

@@ -82,23 +82,23 @@ class ArrayUnpickler(pickle.Unpickler):
     """Builds what is named above; any other name in the pickle is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {
+        allowed = {
             "numpy.core.multiarray._reconstruct": start_array,
             "numpy._core.multiarray._reconstruct": start_array,
             "numpy.ndarray": no_call,
             "numpy.dtype": start_type,
             "_codecs.encode": encode_text,
         }
-        if f"{module}.{name}" not in known:
+        if f"{module}.{name}" not in allowed:
             raise UntrustedPickle(f"asks for {module}.{name}")
-        return known[f"{module}.{name}"]
+        return allowed[f"{module}.{name}"]
 
 
 def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) -> Any:
     """The content of a pickle.
 
     Args:
-        what: it should be, for errors.
+        what: what it should be, for errors.
         encoding: what Python 2's text becomes: bytes, or text by this code.
     """
     try:
@@ -123,7 +123,7 @@ def read_torch(path: Path) -> Any:
             with open_archive(path):  # none of its members unpacks to far more than it is
                 pass
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # advice for whoever wrote the file, not for whoever reads it
+            warnings.simplefilter("ignore")  # advice for the author of the file, not for its reader
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken pickle can raise anything
         raise ValueError(

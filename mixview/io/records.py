@@ -149,7 +149,7 @@ class RecordError(ValueError):
     """A file that is not what mixview writes: which, and why.
 
     Args:
-        path: of the file.
+        path: path of the file.
         reason: a clause, for those who name the file in their own words.
     """
 
@@ -195,7 +195,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RecordError(path, f"it is not text, byte {error.start} is no UTF-8") from None
+        raise RecordError(path, f"it is not text, byte {error.start} is not UTF-8") from None
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
@@ -244,7 +244,7 @@ def parse_metrics(content: bytes, kind: Any = Logged) -> tuple[list[tuple[bytes,
     A last line without its end is being written, or torn, and neither.
 
     Args:
-        content: of the file.
+        content: content of the file.
         kind: Logged, or Record, whose values are within bounds.
     """
     good, damaged = [], []

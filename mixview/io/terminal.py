@@ -28,7 +28,7 @@ def printable(text: object, keep: str = "") -> str:
         keep: characters to leave as they are, such as the ends of lines.
     """
     return STEERING.sub(
-        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), str(text)
+        lambda match: match[0] if match[0] in keep else match[0].encode("unicode_escape").decode(), str(text)
     )
 
 

@@ -39,7 +39,7 @@ def read_text(path: Path) -> str:
         raise SettingsError(f"{path} cannot be read: {error.strerror}; give another file") from None
     except UnicodeDecodeError as error:
         raise SettingsError(
-            f"{path} is not text: byte {error.start} is no UTF-8; save it as UTF-8, or give another file"
+            f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8, or give another file"
         ) from None
 
 
@@ -51,7 +51,7 @@ def parse_yaml(text: str, name: str, *, consent: Literal["raise", "drop"] = "rai
         consent: what to do if the text gives itself consent.
     """
     if len(text) > MAX_BYTES:
-        raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is no file of settings, give another")
+        raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is not a file of settings, give one")
     if count_open(text) > 2 * MAX_DEPTH:  # which would take PyYAML seconds to find
         raise SettingsError(f"{name} nests its values too deeply: write them on fewer levels")
     try:

@@ -100,8 +100,8 @@ def features_of(subject: LoadedEncoder, source: Source, work: Work) -> Features:
     made = extract(
         subject, source, CenterCrop(subject.size, subject.normalize), device=work.device, workers=work.workers
     )
-    if len(made.kept) < len(source):
-        raise ValueError(f"{len(source) - len(made.kept)} of its images cannot be read")
+    if len(made.indices) < len(source):
+        raise ValueError(f"{len(source) - len(made.indices)} of its images cannot be read")
     return made
 
 

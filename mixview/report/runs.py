@@ -22,7 +22,7 @@ from mixview.io.records import (
     read_bytes,
     read_dict,
 )
-from mixview.runs.run_directory import is_run
+from mixview.io.run_folders import is_run
 
 
 @dataclass(frozen=True)

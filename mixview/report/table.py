@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mixview.evaluate import paper
 from mixview.evaluate.base import protocols
-from mixview.evaluate.results import Result, Row, encoder_key, figure, general_name, name_encoders, summarize
+from mixview.evaluate.results import Result, Row, encoder_key, format_metric, method_label, name_encoders, summarize
 from mixview.report.runs import Run
 
 
@@ -29,7 +29,7 @@ class Cell(NamedTuple):
     text: str
     runs: int
     best: bool
-    paper: paper.Cell | None
+    paper: paper.PaperNumber | None
 
 
 class Line(NamedTuple):
@@ -66,7 +66,7 @@ def tabulate(runs: Iterable[Run], others: list[Result]) -> Evaluations:
         for row in part:
             printed = paper.find(row.example, row.metric)
             is_best = math.isclose(row.mean, best.get(key_of(row), math.nan), abs_tol=1e-9)
-            text = figure(row.mean, row.std)
+            text = format_metric(row.mean, row.std)
             cells[keys.index(key_of(row))] = Cell(row.mean, text, row.runs, is_best, printed)
         lines.append(Line(names[encoder], members[encoder], cells))
     notes = list(dict.fromkeys(note for result in results for note in result.notes))
@@ -91,7 +91,7 @@ def name_lines(runs: list[Run], others: list[Result]) -> tuple[dict[str, str], d
             name = owner.name
         encoders.setdefault(key, {})[name] = None
     names = {
-        key: next(iter(own)) if len(own) == 1 else f"{general_name(examples[key])}, {len(own)} runs"
+        key: next(iter(own)) if len(own) == 1 else f"{method_label(examples[key])}, {len(own)} runs"
         for key, own in encoders.items()
     }
     apart = name_encoders(examples.values())

@@ -8,7 +8,6 @@ A checkpoint is one file, `step-000000123.pt`: what `torch.save` writes, then on
 plain `torch.load(path, weights_only=True)` too. Loading never runs code.
 """
 
-import errno
 import hashlib
 import os
 import pickle
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from mixview.io.atomic import atomic_write, real_folder, remove_leftovers
+from mixview.io.disk_errors import reason_of, remedy
 
 FORMAT = 1
 MAGIC = b"\nmixview checkpoint sha256 "
@@ -129,9 +129,10 @@ class Checkpoints:
         except (OSError, RuntimeError, EOFError, KeyError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {reason_of(error)}") from error
         if not isinstance(content, dict) or content.get("mixview_checkpoint") != FORMAT:
-            found = content.get("mixview_checkpoint") if isinstance(content, dict) else None
+            version = content.get("mixview_checkpoint") if isinstance(content, dict) else None
             raise CheckpointError(
-                f"{path} has checkpoint format {found}, and this mixview reads {FORMAT}: use the version that wrote it"
+                f"{path} has checkpoint format {version}, and this mixview reads {FORMAT}: use the version that "
+                "wrote it"
             )
         return content["state"], content["step"]
 
@@ -216,22 +217,3 @@ def check_plain(value: object, name: str) -> None:
             f"{name} is of type {type(value).__module__}.{type(value).__name__}, which a checkpoint does not hold: "
             "store a tensor, number, string, list or dictionary (of a NumPy value, .item() or torch.as_tensor)"
         )
-
-
-def reason_of(error: BaseException) -> str:
-    """The reason for an error as the system states it, without number and path."""
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-
-
-def remedy(error: BaseException) -> str:
-    """What a user can do about a file that could not be written."""
-    number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None)):
-        return "free some space on that disk, or raise its quota"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "make the folder writable"
-    if number in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
-        return "move away what is in its place"
-    if number == errno.ENOENT:
-        return "put the run's folder back, which is gone"
-    return "check that disk"

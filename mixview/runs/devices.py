@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it takes seconds to import
 
 
 def require_accelerator(name: str) -> None:
-    """Raise if this machine does not have the accelerator that is asked for."""
+    """Raise if this machine does not have the requested accelerator."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     there["gpu"] = any(there.values())  # Lightning's name for either
     if not there.get(name, True):
@@ -53,7 +53,7 @@ def make_fabric(
     )
     started = launcher()
     if started is not None:
-        started.agree(devices, nodes)
+        started.check_agrees(devices, nodes)
         devices, nodes = started.devices, started.nodes
     else:
         devices = 1 if on_cpu and devices == "auto" else devices
@@ -96,7 +96,7 @@ LAUNCHED: "WeakSet[Fabric]" = WeakSet()
 
 
 def reset_grad_scaler(fabric: "Fabric") -> None:
-    """Let the loss scale of 16-mixed begin anew, for the next of several trainings."""
+    """Reset the loss scale of 16-mixed, for the next of several trainings."""
     scaler = grad_scaler(fabric)
     if scaler is not None and scaler.is_enabled():
         scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**16, "_growth_tracker": 0})

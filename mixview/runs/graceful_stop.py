@@ -74,7 +74,7 @@ class GracefulStop:
         if self.reason is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.reason = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        if process_rank() == 0:  # whoever started the others would take their status for a crash
+        if process_rank() == 0:  # the launcher of the others would take their status for a crash
             global last_signal
             last_signal = number
 

@@ -22,12 +22,12 @@ class Launcher(NamedTuple):
     nodes: int
     """Machines."""
 
-    def agree(self, devices: int | str, nodes: int | str) -> None:
+    def check_agrees(self, devices: int | str, nodes: int | str) -> None:
         """Raise if settings say something else."""
-        for name, given, started in (("devices", devices, self.devices), ("nodes", nodes, self.nodes)):
-            if str(given) not in ("auto", "-1", str(started)):
+        for name, setting, started in (("devices", devices, self.devices), ("nodes", nodes, self.nodes)):
+            if str(setting) not in ("auto", "-1", str(started)):
                 raise ValueError(
-                    f"--{name} is {given}, but {self.name} has started {self.devices} processes on each of "
+                    f"--{name} is {setting}, but {self.name} has started {self.devices} processes on each of "
                     f"{self.nodes} machines: leave --{name} out, or make it {started}"
                 )
 
@@ -41,7 +41,7 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
     if "TORCHELASTIC_RUN_ID" in environment:
         each = int(environment["LOCAL_WORLD_SIZE"])
         return Launcher("torchrun", each, int(environment["WORLD_SIZE"]) // each)
-    # As Fabric tells: in an interactive shell within an allocation nothing has been started yet.
+    # As in Fabric: in an interactive shell within an allocation nothing has been started yet.
     if "SLURM_NTASKS" in environment and environment.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         nodes = int(environment.get("SLURM_NNODES") or 1)
         return Launcher("srun", int(environment["SLURM_NTASKS"]) // nodes, nodes)
@@ -54,19 +54,19 @@ def is_restarted() -> bool:
 
 
 def reinit_process_group(device: str) -> None:
-    """After a restart by torchrun, meet the other processes under a name of this attempt's own.
+    """After a restart by torchrun, rejoin the process group under a name of this attempt's own.
 
     Its agent keeps one store over all attempts, in which Fabric's processes would find the addresses of dead ones.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0"
     if attempt == "0" or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world > 1 and not dist.is_initialized():
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world_size > 1 and not dist.is_initialized():
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        agent = dist.TCPStore(*address, world, is_master=False)  # type: ignore[attr-defined, unused-ignore]
+        agent = dist.TCPStore(*address, world_size, is_master=False)  # type: ignore[attr-defined, unused-ignore]
         name = dist.PrefixStore(f"mixview/{attempt}", agent)  # type: ignore[attr-defined, unused-ignore]
-        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world_size)
 
 
 def exit_with_parent(every: float = 0.5) -> None:
@@ -82,7 +82,7 @@ def exit_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
     """End this process, as a kill would, soon after the one that started it has died.
 
     Args:
-        every: seconds between two looks.
+        every: seconds between two checks.
         parent: the one that started it; by default the parent of now, which is another if that one is dead already.
     """
     parent = os.getppid() if parent is None else parent
@@ -97,7 +97,7 @@ def exit_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
 
 def require_main_guard() -> None:
     """Raise in a process that is being started, and calls mixview because it imports the script that started it."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself tells
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself checks
         raise ValueError(
             "a worker process imports the script that started it, which calls mixview again: put the calls under "
             '`if __name__ == "__main__":`'
@@ -109,7 +109,7 @@ TRAINING = threading.Lock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def one_training_per_process() -> Iterator[None]:
     """Keep a second training out of this process."""
     require_main_guard()
     if not TRAINING.acquire(blocking=False):
@@ -137,5 +137,5 @@ def explain_lost_peer() -> Iterator[None]:
 
 def is_lost_connection(error: RuntimeError) -> bool:
     """Whether an error says that another process is gone: gloo's are plain RuntimeErrors."""
-    words = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
+    signs = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)

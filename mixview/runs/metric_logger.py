@@ -36,7 +36,7 @@ class MetricLogger:
         if loggers.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            with folder.explained("write the TensorBoard events of"):
+            with folder.explain_disk_error("write the TensorBoard events of"):
                 self.board = SummaryWriter(str(real_folder(folder.path / "tensorboard")), purge_step=step or None)
         if loggers.wandb is not None:
             try:
@@ -45,7 +45,7 @@ class MetricLogger:
                 raise ValueError(
                     "monitor.wandb needs the wandb package: pip install wandb, or leave --monitor.wandb out"
                 ) from None
-            with folder.explained("log to W&B from"):
+            with folder.explain_disk_error("log to W&B from"):
                 real_folder(folder.path / "wandb")
             self.wandb = wandb.init(
                 project=loggers.wandb, dir=str(folder.path), id=folder.path.name, resume="allow", config=folder.config

@@ -28,13 +28,13 @@ class Progress:
     The bar is drawn from `update` and by no thread of its own, so that data loaders may fork at any time.
 
     Args:
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         steps_per_epoch: to name the epoch.
         start: the steps that an earlier session did.
-        shown: False on every process but rank 0: nothing is printed, and no loss is read.
-        every: seconds from one look at the loss to the next; by default 0.5 on a terminal and 30 elsewhere.
+        enabled: False on every process but rank 0: nothing is printed, and no loss is read.
+        every: seconds between two readings of the loss; by default 0.5 on a terminal and 30 elsewhere.
         console: where to; by default standard error.
-        clock: what tells the time, in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -43,17 +43,17 @@ class Progress:
         steps_per_epoch: int,
         *,
         start: int = 0,
-        shown: bool = True,
+        enabled: bool = True,
         every: float | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if steps < 1 or steps_per_epoch < 1:
-            raise ValueError(f"a run needs at least one step, and one an epoch, got {steps} and {steps_per_epoch}")
+            raise ValueError(f"a run needs at least one step, and one per epoch, got {steps} and {steps_per_epoch}")
         self.steps = steps
         self.steps_per_epoch = steps_per_epoch
         self.step = start
-        self.shown = shown
+        self.enabled = enabled
         self.console = console or Console(stderr=True)
         self.terminal = self.console.is_terminal
         self.every = every if every is not None else 0.5 if self.terminal else 30.0
@@ -66,7 +66,7 @@ class Progress:
         self.bar: rich.progress.Progress | None = None
 
     def __enter__(self) -> Self:
-        if self.shown and self.terminal:
+        if self.enabled and self.terminal:
             self.bar = rich.progress.Progress(
                 rich.progress.BarColumn(bar_width=None),
                 rich.progress.TextColumn("{task.description}", markup=False),
@@ -96,7 +96,7 @@ class Progress:
             loss: a number, a tensor, or a function that returns one; read when it is shown and not before.
             knn: k-NN accuracy, 0 to 1; stays until the next one.
         """
-        if not self.shown:
+        if not self.enabled:
             return
         now = self.clock()
         self.image_rate.add(now, images)
@@ -111,12 +111,12 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        if self.shown:
+        if self.enabled:
             self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
-        if self.shown:
+        if self.enabled:
             self.console.print(plain(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
@@ -153,7 +153,7 @@ class Progress:
 
 
 class Rate:
-    """Things a second, lately: what is older than `memory` seconds, or than `share` of the time, fades.
+    """Things per second, lately: what is older than `memory` seconds, or than `share` of the time, fades.
 
     The clock starts with the first report: what comes before it, such as compiling and filling caches, never counts.
     """
@@ -179,7 +179,7 @@ class Rate:
 
     @property
     def value(self) -> float | None:
-        """Things a second; None before the second report."""
+        """Things per second; None before the second report."""
         return self.things / self.seconds if self.seconds > 0 else None
 
 
@@ -193,14 +193,14 @@ def round_off(number: float) -> str:
 def duration(seconds: float) -> str:
     """A length of time in words: `45 s`, `3 min 20 s`, `1 h 02 min`, `2 d 03 h`."""
     if not math.isfinite(seconds):
-        return "for ever"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    minutes = round(whole / 60)
+        return "forever"
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02} s"
+    minutes = round(total / 60)
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02} min"
-    hours = round(whole / 3600)
+    hours = round(total / 3600)
     return f"{hours // 24} d {hours % 24:02} h"

@@ -23,11 +23,11 @@ def bar(what: str, total: int, done: int = 0, console: Console | None = None) ->
         rich.progress.MofNCompleteColumn(),
         rich.progress.TimeRemainingColumn(),
     )
-    with rich.progress.Progress(*columns, console=console, auto_refresh=False, expand=True, transient=True) as shown:
-        task = shown.add_task(what, total=total, completed=done)
+    with rich.progress.Progress(*columns, console=console, auto_refresh=False, expand=True, transient=True) as progress:
+        task = progress.add_task(what, total=total, completed=done)
 
         def advance(amount: int) -> None:
-            shown.advance(task, amount)
-            shown.refresh()
+            progress.advance(task, amount)
+            progress.refresh()
 
         yield advance

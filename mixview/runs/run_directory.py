@@ -7,7 +7,7 @@
     metrics.jsonl       one JSON object per line
     checkpoints/        see `mixview.runs.checkpoints`
 
-Whoever runs adds files of its own. All but the metrics are replaced atomically. One process writes (rank 0), and holds
+Trainings add files of their own. All but the metrics are replaced atomically. One process writes (rank 0), and holds
 the folder's lock.
 """
 
@@ -32,11 +32,12 @@ from weakref import WeakValueDictionary
 import torch
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.io.atomic import atomic_write, open_regular, refuse_link, remove_leftovers, sync
+from mixview.io.atomic import atomic_write, open_regular, raise_if_link, remove_leftovers, sync
+from mixview.io.disk_errors import reason_of, remedy
 from mixview.io.environment import process_rank
 from mixview.io.records import Data, Environment, RecordError, Status, flatten, parse_metrics, read_dict
+from mixview.io.run_folders import is_run
 from mixview.io.yaml_files import read_yaml
-from mixview.runs.checkpoints import reason_of, remedy
 from mixview.runs.launching import is_restarted
 
 State = Literal["running", "finished", "interrupted", "failed"]
@@ -47,7 +48,7 @@ PACKAGES = ("mixview", "torch", "torchvision", "timm", "lightning", "numpy", "sa
 
 
 class RunDirectoryError(RuntimeError):
-    """A folder that cannot be used as asked: one sentence with the folder, the cause and the remedy."""
+    """A folder that cannot be used as requested: one sentence with the folder, the cause and the remedy."""
 
 
 class RunDirectory:
@@ -150,7 +151,7 @@ class RunDirectory:
     ) -> None:
         """Write the state and progress of the run; `cpu_seconds` is what its steps have taken, by default as before."""
         spent = self.status.get("cpu_seconds", 0.0) if cpu_seconds is None else cpu_seconds
-        with self.explained("write the status of"):
+        with self.explain_disk_error("write the status of"):
             write_json(self.path / "status.json", describe_status(state, step, epoch, message, spent))
 
     def check_resumable(
@@ -205,7 +206,7 @@ class RunDirectory:
         if self.changes is None:
             return
         self.config, self.environment = self.changes
-        with self.explained("update"):
+        with self.explain_disk_error("update"):
             write_json(self.path / "environment.json", self.environment)
             write_yaml(self.path / "config.yaml", self.config)
         self.changes = None
@@ -216,9 +217,9 @@ class RunDirectory:
         JSON has no NaN and infinity: they become null, and `non_finite` says which and what.
         """
         if type(record.get("step")) is not int:
-            raise ValueError(f'a record needs its step as a whole number, got {record.get("step")!r}: {{"step": 1, …}}')
+            raise ValueError(f'a record needs its step as an integer, got {record.get("step")!r}: {{"step": 1, …}}')
         line = encode(record)
-        with self.explained("write the metrics of"):
+        with self.explain_disk_error("write the metrics of"):
             if self.metrics_file is None:
                 self.metrics_file = open_regular(self.path / "metrics.jsonl", "a")
             start = os.fstat(self.metrics_file.fileno()).st_size
@@ -233,7 +234,7 @@ class RunDirectory:
     def sync(self) -> None:
         """Flush the metrics to the disk: before a checkpoint, so that none survives a power cut without its metrics."""
         if self.metrics_file is not None:
-            with self.explained("write the metrics of"):
+            with self.explain_disk_error("write the metrics of"):
                 sync(self.metrics_file.fileno())
 
     def rewind(self, step: int, needs: str | None = None) -> None:
@@ -242,8 +243,8 @@ class RunDirectory:
         Log what belongs to a step before saving its checkpoint. -1 drops everything, for a run without a checkpoint.
 
         Args:
-            step: of the checkpoint.
-            needs: of this very step, drop records without this metric too: they were logged after the checkpoint.
+            step: step of the checkpoint.
+            needs: drop also records of this very step without this metric: they were logged after the checkpoint.
         """
         if self.metrics_file is not None:
             self.metrics_file.close()
@@ -252,14 +253,14 @@ class RunDirectory:
         if not path.exists():
             return
         content = path.read_bytes()
-        kept = b"".join(
+        remaining = b"".join(
             line
             for line, record in parse(content, path)
             if record["step"] < step or (record["step"] == step and (needs is None or needs in record))
         )
-        if kept != content:
-            with self.explained("rewind the metrics of"), atomic_write(path) as file:
-                file.write(kept)
+        if remaining != content:
+            with self.explain_disk_error("rewind the metrics of"), atomic_write(path) as file:
+                file.write(remaining)
 
     def lock(self) -> None:
         """Make sure that no other process trains into this folder, until `close` or the end of this process.
@@ -267,7 +268,7 @@ class RunDirectory:
         The system holds the lock for this process alone, not for its data loading workers, and drops it however the
         process ends: there is nothing to clean up after a kill.
         """
-        with self.explained("lock"):
+        with self.explain_disk_error("lock"):
             self.take_lock()
 
     def take_lock(self) -> None:
@@ -278,7 +279,7 @@ class RunDirectory:
         if path.resolve() in LOCKED:
             raise RunDirectoryError(f"this process is training into {self.path} already: choose another --out")
         for name in FOLDERS:
-            refuse_link(self.path / name)
+            raise_if_link(self.path / name)
         file = open_regular(path, "a")
         try:
             lock_exclusively(file)
@@ -320,7 +321,7 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def explained(self, what: str) -> Iterator[None]:
+    def explain_disk_error(self, what: str) -> Iterator[None]:
         """Turn an error of the disk into one sentence with its remedy."""
         try:
             yield
@@ -328,11 +329,6 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"cannot {what} the run in {self.path}: {reason_of(error)}; {remedy(error)}, then resume"
             ) from error
-
-
-def is_run(path: str | Path) -> bool:
-    """Whether a folder holds a run."""
-    return (Path(path) / "config.yaml").is_file()
 
 
 def start_or_resume(
@@ -364,7 +360,7 @@ def start_or_resume(
 
 
 @contextlib.contextmanager
-def recorded(folder: RunDirectory | None) -> Iterator[None]:
+def record_failure(folder: RunDirectory | None) -> Iterator[None]:
     """While a run trains into a folder: an error is written into its status, and the folder let go of at the end."""
     try:
         yield

@@ -18,7 +18,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from mixview.data.augment.policies import load_policy
-from mixview.data.dataset import SMALL, ImageDataset, decoder_for, natural_size
+from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.registry import open_dataset
@@ -103,7 +103,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes, count = [*data.notes], len(data.images)
     size = config.size or natural_size(data.images)
     published = config.method.augment
-    augment = config.augment or (f"{published}-small" if size <= SMALL else published)
+    augment = config.augment or (f"{published}-small" if size <= SMALL_IMAGE_SIZE else published)
     config = replace(config, size=size, augment=augment)
     policy, num_views = load_policy(augment, size, config.min_crop_scale), config.method.module.num_views
     if num_views not in (None, len(policy)):

@@ -64,7 +64,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
         about["settings"] = json.dumps(shaping, sort_keys=True)
     with (
-        Progress(engine.steps, epoch_steps, start=engine.step, shown=folder is not None) as progress,
+        Progress(engine.steps, epoch_steps, start=engine.step, enabled=folder is not None) as progress,
         MetricLogger(folder, settings, engine.step) as logger,
         GracefulStop(fabric, seconds_of(config.max_time), every=read_every) as stopping,
     ):
@@ -126,7 +126,7 @@ def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
         engine.cpu_seconds = share * before.get("cpu_seconds", 0.0)
         folder.set_status("running", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
         if engine.step == 0:
-            with folder.explained("draw the views of"):
+            with folder.explain_disk_error("draw the views of"):
                 run.monitor.save_views(folder.path / "views.png")
     steps_left = engine.steps - engine.step
     if run.config.monitor.estimate and steps_left > 0:

@@ -16,12 +16,12 @@ from mixview.data.augment.policies import Policy
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Source, SourceError
-from mixview.data.sources.identity import find_shared, identities
+from mixview.data.sources.identity import content_hashes, find_shared
 from mixview.data.sources.registry import open_dataset, other_parts
 from mixview.data.sources.splits import Subset, take_evenly, take_fraction, without
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.knn import knn_accuracy
-from mixview.evaluate.overlap import read_learned
+from mixview.evaluate.overlap import read_training_images
 from mixview.io.atomic import atomic_write
 from mixview.methods import Method
 from mixview.mixing import Mixture, mixture_generators
@@ -101,7 +101,7 @@ def separate(knn: KNNImages, images: int) -> tuple[KNNImages | None, str]:
     bank = take_evenly(knn.bank, images)
     for limit in (images, len(bank)):
         queries = take_evenly(knn.queries, max(1, limit // 4))
-        shared = find_shared(bank, identities(queries, range(len(queries))))
+        shared = find_shared(bank, content_hashes(queries, range(len(queries))))
         count = int(shared.sum())
         if not count:
             return KNNImages(bank, queries), ""
@@ -114,8 +114,8 @@ def separate(knn: KNNImages, images: int) -> tuple[KNNImages | None, str]:
 
 def note_trained_on(run: Path, knn: KNNImages) -> list[str]:
     """A note if the run in a folder trains on images that are among the queries."""
-    queries = identities(knn.queries, range(len(knn.queries)))
-    learned = read_learned(run, [])
+    queries = content_hashes(knn.queries, range(len(knn.queries)))
+    learned = read_training_images(run, [])
     shared = learned and learned.shared(queries, "k-NN queries")
     return [f"{shared}: the k-NN accuracy is not that of unseen images."] if shared else []
 

@@ -7,12 +7,12 @@ resume(out, epochs=400)
 from pathlib import Path
 from typing import Any
 
-from mixview.data.sources.identity import save_identities
+from mixview.data.sources.identity import save_hashes
 from mixview.extensions import require_consent
 from mixview.recipes import merge
 from mixview.runs.devices import launch_once, make_fabric
-from mixview.runs.launching import alone, explain_lost_peer
-from mixview.runs.run_directory import RunDirectory, recorded, start_or_resume
+from mixview.runs.launching import explain_lost_peer, one_training_per_process
+from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume
 from mixview.train.build import build, check_early, open_data, resolve
 from mixview.train.config import MAY_CHANGE, PretrainConfig, from_plain, to_plain
 from mixview.train.loop import train
@@ -29,7 +29,7 @@ def pretrain(config: PretrainConfig | None = None, /, **settings: Any) -> Path:
     """
     if config is not None and settings:
         raise TypeError(f"give a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
-    with alone():
+    with one_training_per_process():
         return pretrain_alone(from_plain(settings) if config is None else config)
 
 
@@ -44,11 +44,11 @@ def pretrain_alone(config: PretrainConfig) -> Path:
     # The first process makes or reopens the directory before any other starts.
     described = {"kind": data.whole.kind, "count": len(data.whole), "fingerprint": data.whole.fingerprint()}
     folder = start_or_resume(config.out, to_plain(config), described, resume=config.resume, may_change=MAY_CHANGE)
-    with recorded(folder), explain_lost_peer():
+    with record_failure(folder), explain_lost_peer():
         notes = [*data.notes]
         if folder is not None:
-            with folder.explained("record the images of"):
-                save_identities(folder.path / "images.npz", data.images.source)
+            with folder.explain_disk_error("record the images of"):
+                save_hashes(folder.path / "images.npz", data.images.source)
             notes += [] if data.knn is None else note_trained_on(folder.path, data.knn)
         launch_once(fabric)
         fabric.barrier()  # the directory is there now

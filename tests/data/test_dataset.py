@@ -14,7 +14,7 @@ from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, SourceError
 from mixview.data.sources.files import Folder
 from mixview.data.sources.splits import Subset
-from tests.data.writing import encode, needs_data, real, refuses, write
+from tests.data.writing import encode, needs_data, raises, real, write
 
 BAD = {1: b"I am a text", 2: b"", 5: encode(5, "JPEG", 64, 64)[:500]}
 
@@ -45,8 +45,8 @@ def test_too_many_stop_with_the_list(folder: Folder) -> None:
     (sentence,) = str(caught.value).splitlines()
     assert sentence.startswith("3 of 6 images are bad (1.jpg is not an image")
     assert all(f"{name}.jpg is " in sentence for name in (1, 2, 5))
-    assert sentence.endswith("mend or remove them")
-    with refuses(SourceError, "1 of 6"):
+    assert sentence.endswith("repair or remove them")
+    with raises(SourceError, "1 of 6"):
         ImageDataset(folder, tolerance=STRICT)[1]
 
 
@@ -62,14 +62,14 @@ def test_what_was_left_out_on_opening_counts(tmp_path: Path) -> None:
     (tmp_path / "b.png").mkdir()
     source = Folder(tmp_path)
     assert list(ImageDataset(source).bad) == ["b.png"]
-    with refuses(SourceError, "1 of 2 images are bad"):
+    with raises(SourceError, "1 of 2 images are bad"):
         ImageDataset(source, tolerance=STRICT)
 
 
 def test_when_nothing_can_be_read(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.png", "no image")
-    with refuses(SourceError, "none of the 3 images can be read"):
+    with raises(SourceError, "none of the 3 images can be read"):
         ImageDataset(Folder(tmp_path), tolerance=Tolerance(most=1.0))[1]
 
 
@@ -103,7 +103,7 @@ def test_errors_survive_the_way_from_a_worker() -> None:
 
 
 def test_out_of_range(folder: Folder) -> None:
-    with refuses(IndexError, "6"):
+    with raises(IndexError, "6"):
         ImageDataset(folder)[6]
 
 
@@ -131,7 +131,7 @@ def test_those_that_a_worker_meets_are_named_too(folder: Folder, capfd: pytest.C
     assert reader.bad["2.jpg"] == "is empty (0 bytes)"
 
 
-def test_what_was_left_out_is_told_of_a_part_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_says_what_was_left_out_of_a_part_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.png", "b.png", "c.psd"):
         write(tmp_path / name)
     ImageDataset(Subset(Folder(tmp_path), np.arange(1)))

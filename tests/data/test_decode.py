@@ -1,4 +1,4 @@
-"""Every kind of image file is read as a person would see it, or refused by name."""
+"""Every kind of image file is read as a person would see it, or an error names it."""
 
 import io
 import struct
@@ -23,7 +23,7 @@ from mixview.data.decode import (
     upright,
 )
 from mixview.data.sources.base import BadImage
-from tests.data.writing import encode, needs_data, pixels, real, refuses
+from tests.data.writing import encode, needs_data, pixels, raises, real
 
 QUADRANTS = np.zeros((16, 24, 3), dtype=np.uint8)
 QUADRANTS[:8, :12], QUADRANTS[:8, 12:] = (250, 10, 10), (10, 250, 10)
@@ -122,8 +122,8 @@ def test_sixteen_bits_become_eight(format: str) -> None:
     assert Decoder("L")(save(Image.fromarray(ramp), format)).shape == (16, 16, 1)
 
 
-def test_floating_point_is_refused() -> None:
-    with refuses(BadImage, "a.tif", "mode F", "8 or 16 bits"):
+def test_floating_point_raises() -> None:
+    with raises(BadImage, "a.tif", "mode F", "8 or 16 bits"):
         Decoder()(save(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), "a.tif")
 
 
@@ -151,7 +151,7 @@ def test_arrays_pass_through() -> None:
     assert Decoder("stored")(many) is many
     assert Decoder()(pixels(0, channels=1)).shape == (8, 10, 3)
     assert Decoder("L")(pixels(0)).shape == (8, 10, 1)
-    with refuses(ValueError, "13 channels", "stored"):
+    with raises(ValueError, "13 channels", "stored"):
         Decoder()(many)
 
 
@@ -163,19 +163,19 @@ def test_what_is_decoded_may_be_written_to() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_truncated(format: str, share: float) -> None:
     data = encode(0, format, 64, 64)
-    with refuses(BadImage, "cut.jpg", "truncated"):
+    with raises(BadImage, "cut.jpg", "truncated"):
         Decoder()(data[: int(len(data) * share)], "cut.jpg")
 
 
 def test_text_and_nothing() -> None:
-    with refuses(BadImage, "a.jpg", "is not an image", "hello"):
+    with raises(BadImage, "a.jpg", "is not an image", "hello"):
         Decoder()(b"hello, I am a text", "a.jpg")
-    with refuses(BadImage, "b.jpg", "is empty"):
+    with raises(BadImage, "b.jpg", "is empty"):
         Decoder()(b"", "b.jpg")
 
 
 def test_formats_that_run_programs_are_not_images() -> None:
-    with refuses(BadImage, "a.png", "is not an image"):
+    with raises(BadImage, "a.png", "is not an image"):
         Decoder()(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n", "a.png")
 
 
@@ -190,14 +190,14 @@ def huge_png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", row) + chunk(b"IEND", b"")
 
 
-def test_a_bomb_is_refused_before_it_goes_off() -> None:
+def test_a_bomb_raises_before_it_goes_off() -> None:
     data = huge_png(20_000)
     start = time.perf_counter()
-    with refuses(BadImage, "bomb.png", "20000×20000 is 400 million pixels", "89 million", "raise max_pixels"):
+    with raises(BadImage, "bomb.png", "20000×20000 is 400 million pixels", "89 million", "raise max_pixels"):
         Decoder()(data, "bomb.png")
     assert time.perf_counter() - start < 0.5
     small = huge_png(300)
-    with refuses(BadImage, "300×300"):
+    with raises(BadImage, "300×300"):
         Decoder(max_pixels=300 * 300 - 1)(small)
     assert Decoder(max_pixels=300 * 300)(small).shape == (300, 300, 3)
 
@@ -205,16 +205,16 @@ def test_a_bomb_is_refused_before_it_goes_off() -> None:
 def test_a_large_image_is_read_if_the_limit_allows_and_pillow_is_left_alone() -> None:
     data = huge_png(9_600)  # Pillow would warn, and warnings are errors here
     limit = Image.MAX_IMAGE_PIXELS
-    with refuses(BadImage, "9600×9600"):
+    with raises(BadImage, "9600×9600"):
         Decoder()(data)
     assert Decoder("L", max_pixels=9_600**2)(data).shape == (9_600, 9_600, 1)
     assert limit == Image.MAX_IMAGE_PIXELS == MAX_PIXELS
 
 
 def test_bad_arguments() -> None:
-    with refuses(ValueError, "RGB, L, stored", "'rgb'"):
+    with raises(ValueError, "RGB, L, stored", "'rgb'"):
         Decoder("rgb")  # type: ignore[arg-type]
-    with refuses(ValueError, "at least 1"):
+    with raises(ValueError, "at least 1"):
         Decoder(max_pixels=0)
 
 
@@ -254,11 +254,11 @@ def test_application_data() -> None:
     assert has_application_data(plain[:20])
 
 
-def test_a_jpeg_that_claims_to_be_huge_is_refused() -> None:
+def test_a_jpeg_that_claims_to_be_huge_raises() -> None:
     data = bytearray(save(Image.fromarray(QUADRANTS), "JPEG"))
     frame = data.index(b"\xff\xc0")
     data[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
-    with refuses(BadImage, "60000×60000 is 3600 million pixels"):
+    with raises(BadImage, "60000×60000 is 3600 million pixels"):
         Decoder()(bytes(data))
 
 

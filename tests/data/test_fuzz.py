@@ -69,7 +69,7 @@ def fuzz(count: int) -> dict[str, int]:
         data = mutate(files[number % len(files)], rng)
         start = time.perf_counter()
         try:
-            # Small, so that a header that asks for a gigabyte is refused rather than tried.
+            # Small, so that a header that asks for a gigabyte raises rather than being tried.
             decoded = Decoder(max_pixels=4_000_000)(data, f"file {number}")
         except BadImage as error:
             seen["named"] += error.name == f"file {number}" and error.reason != ""

@@ -125,7 +125,7 @@ def test_images_of_any_sizes_in_one_batch(workers: int) -> None:
             assert torch.equal(second[row], other)
 
 
-def test_channels_that_differ_within_a_batch_are_refused() -> None:
+def test_channels_that_differ_within_a_batch_raise() -> None:
     class Odd(Mixed):
         def __getitem__(self, index: int) -> ImageSample:
             return ImageSample(np.zeros((8, 8, 1 + 2 * (index % 2)), np.uint8), index)
@@ -158,7 +158,7 @@ def test_the_ranks_together_are_one_process(world: int) -> None:
     assert equal(alone, together)
 
 
-def test_an_epoch_goes_on_where_it_stopped() -> None:
+def test_an_epoch_resumes_where_it_stopped() -> None:
     whole = run(0, epochs=(4,))
     batches = EpochSampler(40, batch_size=8, seed=5)
     loader = view_loader(IMAGES, PAIR, batches)
@@ -207,12 +207,12 @@ def test_a_stand_in_says_who_it_is() -> None:
         ({"count": 10, "batch_size": 0}, "batch_size 0 does not divide"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_remedy(arguments: dict[str, int], message: str) -> None:
+def test_what_cannot_be_raises_with_the_remedy(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EpochSampler(**arguments)
 
 
-def test_a_batch_beyond_the_epoch_is_refused() -> None:
+def test_a_batch_beyond_the_epoch_raises() -> None:
     with pytest.raises(ValueError, match="an epoch has 5 batches"):
         EpochSampler(40, 8).set_epoch(0, 6)
     with pytest.raises(ValueError, match="for 39 images and there are 40"):

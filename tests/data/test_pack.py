@@ -45,7 +45,7 @@ def test_pixels_and_labels(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.read(index), scenes.read(index))
 
 
-def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_packed_raises(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encode(0, "PNG", 20, 30))
     (tmp_path / "b.png").write_bytes(encode(0, "PNG", 30, 20))
     source = Folder(tmp_path)

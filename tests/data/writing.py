@@ -1,4 +1,4 @@
-"""Tiny data sets in the real formats, written by the tests themselves."""
+"""Tiny datasets in the real formats, written by the tests themselves."""
 
 import functools
 import io
@@ -19,7 +19,7 @@ needs_data = pytest.mark.real_images  # skips where MIXVIEW_DATA is not set, and
 
 
 def real(name: str) -> Path:
-    """A real data set in the folder that MIXVIEW_DATA names."""
+    """A real dataset in the folder that MIXVIEW_DATA names."""
     assert REAL is not None
     path = REAL / name
     if not path.exists():
@@ -98,6 +98,6 @@ def tar(members: Mapping[str, bytes], format: int = tarfile.USTAR_FORMAT) -> byt
     return buffer.getvalue()
 
 
-def refuses(error: type[Exception], *words: str) -> Any:
+def raises(error: type[Exception], *words: str) -> Any:
     """Expects an error of one sentence with these words in it."""
     return pytest.raises(error, match="".join(f"(?=.*{word})" for word in words))

@@ -75,13 +75,13 @@ def test_the_stem_goes_by_the_size_of_the_images(name: str) -> None:
     assert sides(64, "auto")[0] == 64
     assert "because the images are 64 pixels" in sides(64, "auto")[1]
     assert sides(96, "auto")[0] == 24
-    assert sides(96, "small") == (96, "CIFAR stem (3×3, stride 1, no max-pool), because it was asked for.")
+    assert sides(96, "small") == (96, "CIFAR stem (3×3, stride 1, no max-pool), because stem is small.")
     assert sides(32, "standard")[0] == 8
 
 
-def test_stems_that_a_model_cannot_have_are_refused() -> None:
+def test_stems_that_a_model_cannot_have_raise() -> None:
     with torch.device("meta"):
-        with pytest.raises(ValueError, match=r'stem "small" is for ResNets .*torchvision/convnext_tiny is none'):
+        with pytest.raises(ValueError, match=r'stem "small" is for ResNets .*torchvision/convnext_tiny is not one'):
             build("convnext_tiny", size=32, stem="small")
         assert "keeps its stem" in build("convnext_tiny", size=32).notes[1]
     with pytest.raises(ValueError, match="has only the small stem"):
@@ -147,7 +147,7 @@ def test_measuring_the_features_leaves_no_trace() -> None:
     encoder = SmallResNet()
     encoder.layer2.eval()
     before = copy.deepcopy(encoder.state_dict())
-    assert backbones.measure(encoder, "it", size=16, channels=3) == 128
+    assert backbones.feature_width(encoder, "it", size=16, channels=3) == 128
     assert all(torch.equal(before[key], value) for key, value in encoder.state_dict().items())
     assert encoder.training
     assert not encoder.layer2[0].training
@@ -179,9 +179,9 @@ def test_without_timm_torchvision_still_works(monkeypatch: pytest.MonkeyPatch) -
         assert build("resnet18", size=32).feature_dim == 512
 
 
-def test_sizes_that_a_model_cannot_take_are_refused() -> None:
+def test_sizes_that_a_model_cannot_take_raise() -> None:
     with torch.device("meta"):
-        with pytest.raises(ValueError, match=r"patches of 16 pixels, which 40 pixels is no multiple of: use 32 or 48"):
+        with pytest.raises(ValueError, match=r"patches of 16 pixels, and 40 is not a multiple of it: use 32 or 48"):
             build("vit_tiny_patch16_224", size=40)
         with pytest.raises(
             ValueError,
@@ -337,7 +337,7 @@ def test_what_did_not_fit_is_said_by_name() -> None:
     )
 
 
-def test_a_file_of_another_model_is_refused_and_changes_nothing() -> None:
+def test_a_file_of_another_model_raises_and_changes_nothing() -> None:
     encoder = SmallResNet()
     before = copy.deepcopy(encoder)
     with pytest.raises(
@@ -388,10 +388,10 @@ def test_files_that_are_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match=r"empty.pt holds no state_dict"):
         build("small", size=16, weights="empty.pt")
     Path("weights.txt").write_text("hello")
-    with pytest.raises(ValueError, match=r"weights.txt is no file of weights that is known: use .safetensors or .pt"):
+    with pytest.raises(ValueError, match=r"weights.txt is not a known file of weights: use .safetensors or .pt"):
         build("small", size=16, weights="weights.txt")
     Path("text.safetensors").write_text("hello")
-    with pytest.raises(ValueError, match=r"text.safetensors is no whole safetensors file"):
+    with pytest.raises(ValueError, match=r"text.safetensors is not a complete safetensors file"):
         build("small", size=16, weights="text.safetensors")
     with pytest.raises(FileNotFoundError, match=r'no weights at absent.pt: pass "imagenet", a file, or the folder'):
         build("small", size=16, weights="absent.pt")
@@ -412,7 +412,7 @@ def test_imagenet_weights_of_torchvision(tmp_path: Path, monkeypatch: pytest.Mon
         "Weights: 100 of the 100 tensors of torchvision/resnet18 from ImageNet (torchvision)."
     )
     small = build("resnet18", size=32, channels=1, weights="imagenet")
-    assert any("stem starts afresh" in note for note in small.notes)
+    assert any("stem is initialized randomly" in note for note in small.notes)
     assert "other shapes: conv1.weight" in small.notes[-1]
     assert torch.equal(small.encoder.state_dict()["layer1.0.conv1.weight"], model.layer1[0].conv1.weight)
     gray = build("resnet18", size=96, channels=1, weights="imagenet")

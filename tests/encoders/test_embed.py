@@ -82,7 +82,7 @@ def test_sets_of_labels(run: Path, tmp_path: Path) -> None:
 def test_nothing_is_encoded_twice_and_two_processes_do_it_too(
     run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "START", "fork")
+    monkeypatch.setattr(extraction, "START_METHOD", "fork")
     embed(str(run), data=str(images), workers=0, out=str(tmp_path / "two.npy"), devices=2)
     monkeypatch.setattr(extraction, "fill", lambda *given: pytest.fail("was made again"))
     embed(str(run), data=str(images), workers=0, out=str(tmp_path / "again.npy"))
@@ -137,7 +137,7 @@ def test_a_file_name_that_is_not_unicode(run: Path, tmp_path: Path) -> None:
     assert read_features(path)[0] == ["\\xff0.png", "\\xff1.png", "\\xff2.png"]
 
 
-def test_an_encoder_of_no_numbers_is_refused(run: Path, images: Path, tmp_path: Path) -> None:
+def test_an_encoder_of_no_numbers_raises(run: Path, images: Path, tmp_path: Path) -> None:
     encoder, header = load_encoder(run)
     with torch.no_grad():
         next(encoder.parameters()).fill_(float("nan"))

@@ -1,4 +1,4 @@
-"""The exported encoder: what was written comes back bit for bit, and what is damaged is refused."""
+"""The exported encoder: what was written comes back bit for bit, and what is damaged raises."""
 
 import errno
 import json
@@ -81,19 +81,19 @@ def test_an_export_is_where_another_run_starts(file: Path) -> None:
     assert all(torch.equal(v, backbone.encoder.state_dict()[k]) for k, v in load_file(file).items())
 
 
-def test_truncated_and_foreign_files_are_refused(tmp_path: Path, file: Path) -> None:
+def test_truncated_and_foreign_files_raise(tmp_path: Path, file: Path) -> None:
     whole = file.read_bytes()
     for length in (0, 5, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(
-            ValueError, match=r"encoder.safetensors is no whole safetensors file .*copy or export it again"
+            ValueError, match=r"encoder.safetensors is not a complete safetensors file .*copy or export it again"
         ):
             load_encoder(file)
     save_file({"a": torch.rand(2)}, file)
     with pytest.raises(ValueError, match=r"holds weights but no mixview header.*build\(NAME, size=…, weights="):
         load_encoder(file)
     torch.save({}, tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match=r"weights.pt is no exported encoder"):
+    with pytest.raises(ValueError, match=r"weights.pt is not an exported encoder"):
         load_encoder(tmp_path / "weights.pt")
     with pytest.raises(FileNotFoundError, match="no weights at"):
         load_encoder(tmp_path / "absent")
@@ -124,7 +124,7 @@ SPEC = {"name": "small", "size": 16, "channels": 3, "stem": "small", "feature_di
     ],
     ids=range(11),
 )
-def test_tampered_headers_are_refused(file: Path, header: object) -> None:
+def test_tampered_headers_raise(file: Path, header: object) -> None:
     rewrite(file, header)
     with pytest.raises(ValueError, match=r"the mixview header of .* is damaged: export the encoder again"):
         load_encoder(file)

@@ -19,9 +19,18 @@ from mixview.data.sources.base import SourceError
 from mixview.data.sources.files import ClassFolders
 from mixview.encoders import backbones
 from mixview.encoders import features as module
-from mixview.encoders.features import POOLS, STAGES, Staged, cache_key, extract, launched, open_array, stages_of
+from mixview.encoders.features import (
+    POOLS,
+    STAGES,
+    StageFeatures,
+    cache_key,
+    extract,
+    open_array,
+    rank_and_world_size,
+    stages_of,
+)
 from mixview.encoders.loading import LoadedEncoder
-from mixview.encoders.transforms import CenterCrop, Squash
+from mixview.encoders.transforms import CenterCrop, ResizeToSquare
 from tests.evaluate.small_encoders import SIZE, Means, colored, means, scenes, small
 
 CROP = CenterCrop(SIZE)
@@ -34,7 +43,7 @@ def test_are_the_encoder_s_of_the_transformed_images() -> None:
     with torch.no_grad():
         expected = subject.encoder(images)
     torch.testing.assert_close(found["avgpool"], expected, rtol=1e-4, atol=1e-5)
-    assert found.kept.tolist() == list(range(100))
+    assert found.indices.tolist() == list(range(100))
 
 
 def test_every_stage_is_kept_under_its_own_name() -> None:
@@ -42,7 +51,7 @@ def test_every_stage_is_kept_under_its_own_name() -> None:
     found = extract(subject, source, CROP, stages=stages, workers=0)
     images = torch.stack([CROP(to_tensor(np.asarray(source.read(index)))) for index in range(len(source))])
     with torch.no_grad():
-        expected = Staged(subject.encoder, stages)(images)
+        expected = StageFeatures(subject.encoder, stages)(images)
     for stage in stages:
         torch.testing.assert_close(found[stage], expected[stage], rtol=1e-4, atol=1e-5)
 
@@ -62,7 +71,7 @@ def test_the_key_is_of_weights_images_transform_and_stages(tmp_path: Path) -> No
     assert cache_key(small(), one, CROP, ("avgpool",)) == same
     others = {
         cache_key(small(1), one, CROP, ("avgpool",)),
-        cache_key(small(), one, Squash(SIZE), ("avgpool",)),
+        cache_key(small(), one, ResizeToSquare(SIZE), ("avgpool",)),
         cache_key(small(), one, CenterCrop(24), ("avgpool",)),
         cache_key(small(), one, CROP, ("res5",)),
         cache_key(small(), scenes(2), CROP, ("avgpool",)),
@@ -119,7 +128,7 @@ def test_two_processes_make_what_one_makes(tmp_path: Path, monkeypatch: pytest.M
     source = ClassFolders(colored(tmp_path / "set", {"a": 90, "b": 50}))
     alone = extract(subject, source, CROP, workers=0)["avgpool"].clone()
     monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(module, "START", "fork")  # to import torch again takes longer than the rest
+    monkeypatch.setattr(module, "START_METHOD", "fork")  # to import torch again takes longer than the rest
     assert torch.equal(extract(subject, source, CROP, devices=2, workers=0)["avgpool"], alone)
 
 
@@ -142,7 +151,7 @@ def test_bad_images_are_left_out_and_too_many_stop(tmp_path: Path) -> None:
     root = colored(tmp_path / "set", {"a": 30})
     (root / "a" / "007.png").write_bytes(b"nothing")
     found = extract(means(), ClassFolders(root), CROP, workers=0)
-    assert found.kept.tolist() == [index for index in range(30) if index != 7]
+    assert found.indices.tolist() == [index for index in range(30) if index != 7]
     assert found["avgpool"].shape == (29, 3)
     for number in range(12):
         (root / "a" / f"{number:03d}.png").write_bytes(b"nothing")
@@ -160,7 +169,7 @@ def test_stages_in_one_pass_are_those_of_the_layers(name: str) -> None:
     modules = dict(encoder.named_children())
     stem = nn.Sequential(modules["conv1"], modules["bn1"], modules.get("relu", modules.get("act1")))
     with torch.no_grad():
-        found = Staged(encoder, STAGES)(images)
+        found = StageFeatures(encoder, STAGES)(images)
         x = stem(images)
         maps.append(x)
         x = modules["maxpool"](x) if "maxpool" in modules else x
@@ -176,7 +185,7 @@ def test_stages_in_one_pass_are_those_of_the_layers(name: str) -> None:
 def test_pools_at_224_are_the_published_ones() -> None:
     encoder = backbones.build("resnet50", size=224).encoder.eval()
     with torch.no_grad():
-        found = Staged(encoder, STAGES)(torch.zeros(1, 3, 224, 224))
+        found = StageFeatures(encoder, STAGES)(torch.zeros(1, 3, 224, 224))
     widths = {stage: each.shape[1] for stage, each in found.items()}
     assert widths == {"stem": 9216, "res2": 9216, "res3": 8192, "res4": 9216, "res5": 8192, "avgpool": 2048}
     maps = torch.rand(1, 2, 7, 7)
@@ -188,7 +197,7 @@ def test_pools_at_224_are_the_published_ones() -> None:
 def test_other_encoders_have_their_output_only() -> None:
     assert stages_of(Means()) == ("avgpool",)
     with pytest.raises(ValueError, match="Means has no stage res5, only a ResNet has: use avgpool"):
-        Staged(Means(), ("res5",))
+        StageFeatures(Means(), ("res5",))
 
 
 def test_non_rgb_images_are_read_as_rgb(tmp_path: Path) -> None:
@@ -209,7 +218,7 @@ def test_non_rgb_images_are_read_as_rgb(tmp_path: Path) -> None:
 def test_squash_shows_the_whole_image_and_the_crop_its_middle() -> None:
     image = torch.zeros(3, 32, 64, dtype=torch.uint8)
     image[:, :, 48:] = 255
-    squashed = Squash(16, None)(image)
+    squashed = ResizeToSquare(16, None)(image)
     assert squashed.shape == (3, 16, 16)
     torch.testing.assert_close(squashed.mean(), torch.tensor(0.25), atol=0.01, rtol=0)
     assert CenterCrop(16, None)(image)[:, :, :14].max() < 0.05
@@ -226,10 +235,10 @@ def test_a_batch_script_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch)
     """Its variables are there although srun has started nothing: waiting for other processes would never end."""
     for name, value in {"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_NAME": "evaluate"}.items():
         monkeypatch.setenv(name, value)
-    assert launched() == (0, 1)
+    assert rank_and_world_size() == (0, 1)
     monkeypatch.setenv("LOCAL_RANK", "1")  # as Lightning's launcher does for --devices 2
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert launched() == (1, 2)
+    assert rank_and_world_size() == (1, 2)
 
 
 def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +274,7 @@ def test_bad_images_are_named_again_where_features_are_kept_already(
     assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
 
 
-def test_features_that_are_not_finite_are_refused() -> None:
+def test_features_that_are_not_finite_raise() -> None:
     subject = small(7)
     with torch.no_grad():
         next(subject.encoder.parameters()).fill_(float("inf"))

@@ -1,4 +1,4 @@
-"""What is read from other programs: weights by name, nothing run, and what does not fit refused."""
+"""What is read from other programs: weights by name, nothing run, and what does not fit raises."""
 
 import json
 import os
@@ -87,10 +87,10 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not Path("ran").exists()
 
 
-def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_damaged_files_raise_in_a_sentence(tmp_path: Path) -> None:
     for name in ("a.onnx", "a.pt2", "a.safetensors", "a.pkl", "a.pth"):
         (tmp_path / name).write_bytes(b"nothing of the kind")
-        with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is no whole)"):
+        with pytest.raises(ValueError, match=rf"{name}.*(cannot be read|is not a complete)"):
             import_encoder(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.onnx: check the path"):
         import_encoder(str(tmp_path / "absent.onnx"))
@@ -99,7 +99,7 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
         import_encoder(str(tmp_path / "empty"))
 
 
-def test_folders_of_other_networks_are_refused(tmp_path: Path) -> None:
+def test_folders_of_other_networks_raise(tmp_path: Path) -> None:
     save_file({"a": torch.rand(2)}, tmp_path / "model.safetensors")
     for content, words in (
         ('{"model_type": "bert"}', "holds a bert model, which mixview does not have"),
@@ -119,7 +119,7 @@ def test_a_config_of_something_else_beside_a_file_of_mixview_s(tmp_path: Path) -
         assert mixview.load(tmp_path / "back" / "encoder.safetensors", device="cpu").size == 96
 
 
-def test_onnx_with_weights_in_another_file_is_refused(tmp_path: Path) -> None:
+def test_onnx_with_weights_in_another_file_raises(tmp_path: Path) -> None:
     tensor = onnx.helper.make_tensor("conv1.weight", onnx.TensorProto.FLOAT, [1], [0.0])
     tensor.ClearField("float_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL

@@ -69,7 +69,7 @@ def test_what_embed_and_evaluate_show_is_what_load_shows(encoder: Encoder, tmp_p
     for number in range(5):
         write(tmp_path / "set" / f"{number}.png", encode(number, height=18 + number, width=40))
     source = Folder(tmp_path / "set")
-    kept = extract(encoder.subject, source, CenterCrop(encoder.size), workers=0)["avgpool"]
+    kept = extract(encoder.loaded, source, CenterCrop(encoder.size), workers=0)["avgpool"]
     torch.testing.assert_close(encoder([source.path(index) for index in range(5)]), kept, rtol=1e-5, atol=1e-6)
 
 
@@ -78,8 +78,8 @@ def test_load_takes_what_evaluations_take(tmp_path: Path) -> None:
     by_folder, by_file = mixview.load(run, device="cpu"), mixview.load(str(run / "encoder.safetensors"), device="cpu")
     array = pixels(0, 40, 40)
     assert torch.equal(by_folder(array), by_file(array))
-    subject = load_subject(str(run), natural_size=224)
-    assert by_folder.size == subject.size == 16
+    loaded = load_subject(str(run), natural_size=224)
+    assert by_folder.size == loaded.size == 16
     assert "mocov2 bsim" in repr(by_folder)
     by_name = mixview.load("small", size=24, channels=1, device="cpu")
     assert by_name(array[:, :, 0]).shape == (128,)
@@ -103,12 +103,12 @@ def test_load_takes_what_evaluations_take(tmp_path: Path) -> None:
     ],
     ids=range(6),
 )
-def test_what_is_no_image_is_refused(encoder: Encoder, given: object, words: str) -> None:
+def test_what_is_not_an_image_raises(encoder: Encoder, given: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         encoder(given)  # type: ignore[arg-type]
 
 
-def test_strangers_are_refused_by_type_and_bad_files_by_name(encoder: Encoder, tmp_path: Path) -> None:
+def test_errors_name_other_types_and_bad_files(encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="an image is a path, bytes, a PIL image, an array or a tensor, not a dict"):
         encoder([{}])  # type: ignore[list-item]
     with pytest.raises(BadImage, match=r"absent.png: cannot be read"):

@@ -119,7 +119,7 @@ def test_a_torchvision_resnet_and_its_stem_are_recognized(stem: backbones.Stem, 
         assert torch.equal(subject.encoder(IMAGES), encoder(IMAGES))
 
 
-def test_what_does_not_fit_is_refused_in_a_sentence(resnet: nn.Module, tmp_path: Path) -> None:
+def test_what_does_not_fit_raises_in_a_sentence(resnet: nn.Module, tmp_path: Path) -> None:
     torch.save(named(resnet, "module.encoder_q."), tmp_path / "m.pt")
     with pytest.raises(ValueError, match=r"fit torchvision/resnet50.*pass the backbone that the file was made with"):
         load(str(tmp_path / "m.pt"), natural_size=32, backbone="resnet50")
@@ -184,7 +184,7 @@ def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
         load("resnet18", natural_size=32, backbone="resnet50")
 
 
-def test_weights_that_are_not_finite_are_refused_by_the_name_of_the_file(tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_raise_by_the_name_of_the_file(tmp_path: Path) -> None:
     backbone = backbones.build("small", size=16)
     with torch.no_grad():
         next(backbone.encoder.parameters())[0] = float("nan")

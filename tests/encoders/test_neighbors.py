@@ -35,7 +35,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_look_alikes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_similar_images(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = write(tmp_path / "query.png", (images / "blue" / "005.png").read_bytes())
     out = tmp_path / "sheets" / "alike.png"
     options = ["--data", str(images), "--out", str(out), "--workers", "0", "--size", "16"]
@@ -94,8 +94,8 @@ def test_identical_images_lose_their_farthest_neighbor_instead_of_themselves() -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"find": "alike"}, "there is nothing to look for: give --query"),
-        ({"find": "outliers", "query": "a.png"}, "--find outliers looks at the data alone: leave --query a.png out"),
+        ({"find": "alike"}, "there is no query to compare with: give --query"),
+        ({"find": "outliers", "query": "a.png"}, "--find outliers takes no query: leave --query a.png out"),
         ({"out": "list.txt"}, "the contact sheet is a picture, not 'list.txt'"),
         ({"threshold": 95}, "the threshold is a cosine, -1 to 1, got 95"),
         ({"count": 0}, "--count must be a whole number, at least 1, got 0"),

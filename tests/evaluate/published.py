@@ -11,7 +11,7 @@ import numpy as np
 
 from mixview.encoders.provenance import encoder_settings
 from mixview.evaluate.base import Protocol, build
-from mixview.evaluate.paper import Address
+from mixview.evaluate.paper import PaperKey
 from mixview.evaluate.results import Result
 from mixview.methods import RunLength
 from mixview.runs.run_directory import RunDirectory
@@ -70,7 +70,7 @@ def settings_of_protocol(protocol: str) -> dict[str, Any]:
     return {key: value for key, value in asdict(evaluation).items() if key not in shared} | SIZE
 
 
-def result_of(address: Address) -> Result:
+def result_of(address: PaperKey) -> Result:
     """The result that a run of the paper's settings, evaluated by the paper's protocol, leaves on disk."""
     protocol = address.protocol
     train, test = IMAGES.get(protocol, (1281167, 50000))

@@ -50,7 +50,7 @@ def colored(root: Path, counts: dict[str, int], seed: int = 0, size: int = 20) -
 
 
 def colors(root: Path, train: int = 20, test: int = 8) -> Path:
-    """A data set of three colors in train/ and val/."""
+    """A dataset of three colors in train/ and val/."""
     for split, count, seed in (("train", train, 0), ("val", test, 1)):
         colored(root / split, {"red": count, "green": count, "blue": count}, seed)
     return root

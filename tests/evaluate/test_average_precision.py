@@ -120,7 +120,7 @@ def test_a_class_that_does_not_occur_is_left_out_of_the_mean_and_named() -> None
     assert found.value == pytest.approx(columns.mean().item())
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     scores, relevant = torch.zeros(3, 1), torch.zeros(3, 1, dtype=torch.bool)
     with pytest.raises(ValueError, match="no class has a relevant image"):
         mean_average_precision(scores, relevant)

@@ -128,7 +128,7 @@ def test_memory_of_a_block() -> None:
         ({"temperature": 0.0}, "temperature must be a positive number, got 0.0"),
     ],
 )
-def test_refusals(change: dict[str, object], message: str) -> None:
+def test_errors(change: dict[str, object], message: str) -> None:
     arguments = {"bank": torch.ones(3, 4), "bank_labels": torch.tensor([0, 1, 1]), "queries": torch.ones(2, 4)}
     with pytest.raises(ValueError, match=message):
         knn_predict(**{**arguments, "classes": 2, **change})  # type: ignore[arg-type]

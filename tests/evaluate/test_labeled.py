@@ -27,7 +27,7 @@ def test_the_test_split_is_found(tmp_path: Path) -> None:
     assert sets.sum() == 12
 
 
-def test_without_a_test_split_it_asks_for_one(tmp_path: Path) -> None:
+def test_without_a_test_split_it_raises(tmp_path: Path) -> None:
     write_classes(tmp_path / "set", {"a": 2, "b": 2})
     with pytest.raises(SourceError, match="no labeled test or val split to evaluate on: name a split with --test"):
         open_splits(str(tmp_path / "set"))
@@ -43,7 +43,7 @@ def test_a_class_absent_from_the_test_split_is_said_and_its_labels_stay_in_step(
     assert splits.notes == ("No test image shows b: 1 of 3 classes are not evaluated.",)
 
 
-def test_a_class_that_only_the_test_split_has_is_refused(tmp_path: Path) -> None:
+def test_a_class_that_only_the_test_split_has_raises(tmp_path: Path) -> None:
     write_classes(tmp_path / "train", {"a": 2, "b": 2})
     write_classes(tmp_path / "test", {"a": 1, "d": 2})
     with pytest.raises(SourceError, match="has the class 'd', which the training split lacks"):

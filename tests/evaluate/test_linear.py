@@ -81,7 +81,7 @@ def test_the_weight_decay_is_chosen_by_the_seed_and_suits_the_noise() -> None:
 
 def test_published_schedules() -> None:
     moco, code, byol = (SCHEDULES[name] for name in ("moco", "moco-code", "byol"))
-    assert [moco.rate(epoch) for epoch in (0, 29, 30, 59, 60, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert [moco.lr_factor(epoch) for epoch in (0, 29, 30, 59, 60, 99)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
     assert (moco.lr, moco.weight_decay, moco.epochs, moco.batch_size) == (30, 0, 100, 256)
     assert code.steps == (60, 80)
     assert (byol.lr, byol.weight_decay, byol.epochs, byol.steps) == (0.01, 1e-4, 90, (30, 60))
@@ -92,7 +92,7 @@ def test_published_schedules() -> None:
     assert simsiam.changed(None, 512, None).peak_lr == pytest.approx(0.2)  # 0.1 × batch / 256
     assert simsiam.changed(None, 512, 3.0).peak_lr == 3.0
     assert simsiam.fitted(256).peak_lr == pytest.approx(0.1)
-    assert [simsiam.rate(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
+    assert [simsiam.lr_factor(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
     assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.description
     assert "10 epochs" in moco.changed(10, None, None).description
     with pytest.raises(ValueError, match="epochs and batch_size must be at least 1, got 0"):
@@ -106,7 +106,7 @@ def test_published_schedules() -> None:
 def test_a_short_run_begins_at_the_full_rate(published: Schedule, epochs: int) -> None:
     short = published.changed(epochs, None, None)
     assert 0 not in short.steps
-    assert short.rate(0) == 1
+    assert short.lr_factor(0) == 1
 
 
 def test_the_head_begins_as_mocos() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mixview.data.sources.base import Source
 from mixview.data.sources.files import ClassFolders, Folder
-from mixview.data.sources.identity import identities, sample_identities, save_identities
+from mixview.data.sources.identity import content_hashes, sample_hashes, save_hashes
 from mixview.data.sources.splits import Subset
 from mixview.evaluate.overlap import check
 from tests.data.writing import encode, write
@@ -18,7 +18,7 @@ from tests.evaluate.small_encoders import colored, run_folder, scenes
 def pretrained(path: Path, source: Source) -> Path:
     """A run that has noted its images."""
     run_folder(path)
-    save_identities(path / "images.npz", source)
+    save_hashes(path / "images.npz", source)
     return path
 
 
@@ -68,20 +68,20 @@ def test_test_images_among_the_training_images_are_said(tmp_path: Path) -> None:
 def test_an_older_run_is_known_by_its_fingerprint_or_said_to_be_unknown(tmp_path: Path) -> None:
     train, test = scenes(20), scenes(20, "test")
     run = run_folder(tmp_path / "run")
-    assert "did not note its images" in check(run, train, test)[1][0]
+    assert "did not record its images" in check(run, train, test)[1][0]
     (run / "data.json").write_text(json.dumps({"fingerprint": test.fingerprint(), "count": 20}))
     assert "20 of the 20 test images" in check(run, train, test)[1][0]
 
 
 def test_of_many_images_an_even_sample_is_noted_and_that_is_said(tmp_path: Path) -> None:
     source = scenes(300)
-    every = identities(source, range(300))
+    every = content_hashes(source, range(300))
     assert len(np.unique(every)) == 300
-    assert np.array_equal(sample_identities(source), np.sort(every))
-    some = sample_identities(source, most=30)
+    assert np.array_equal(sample_hashes(source), np.sort(every))
+    some = sample_hashes(source, most=30)
     assert len(some) == 30
     assert np.isin(some, every).all()
-    hurried = sample_identities(source, seconds=0.0)
+    hurried = sample_hashes(source, seconds=0.0)
     places = np.flatnonzero(np.isin(every, hurried))
     assert len(places) == 60  # the first of five parts, from everywhere
     assert np.diff(places).max() <= 12
@@ -95,4 +95,4 @@ def test_of_many_images_an_even_sample_is_noted_and_that_is_said(tmp_path: Path)
 def test_a_damaged_record_is_no_record(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
     (run / "images.npz").write_bytes(b"PK\x03\x04 and no more")
-    assert "did not note its images" in check(run, scenes(20), scenes(20, "test"))[1][0]
+    assert "did not record its images" in check(run, scenes(20), scenes(20, "test"))[1][0]

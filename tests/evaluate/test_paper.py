@@ -12,12 +12,12 @@ from mixview.evaluate.paper import (
     EVALUATED,
     MIXED,
     PRETRAINED,
-    Address,
+    PaperKey,
     cells,
     find,
     number,
-    places,
     pretraining_of,
+    table_cells,
     tables,
 )
 from mixview.io.records import flatten
@@ -66,7 +66,7 @@ def test_every_table_is_there_and_whole() -> None:
         ("tab:lc_longer_epoch", "MoCoV2-WBSIM", "Top-5", "90.4"),
     ],
 )
-def test_cells_are_as_printed(label: str, row: str, column: str, printed: str) -> None:
+def test_numbers_are_as_printed(label: str, row: str, column: str, printed: str) -> None:
     assert tables()[label][0].cell(row, column) == printed
 
 
@@ -107,44 +107,44 @@ def test_every_number_has_exactly_one_address() -> None:
         for column, printed in enumerate(cells_of_row)
         if number(printed) is not None and table.columns[column] not in DESCRIBING and column > 0
     }
-    addressed = [(place.table.number, place.row, place.column) for place in places()]
+    addressed = [(place.table.number, place.row, place.column) for place in table_cells()]
     assert len(addressed) == len(set(addressed)) == 438
     assert set(addressed) == numbers
     # Of an address that is printed more than once, one printing is the first; those that are not marked agree.
-    for address in cells():
-        firsts = {place.printed for place in places() if place.address == address and not place.reprint}
-        assert len(firsts) == 1, address
+    for key in cells():
+        firsts = {place.printed for place in table_cells() if place.key == key and not place.reprint}
+        assert len(firsts) == 1, key
 
 
 def test_addresses_say_what_the_rows_say() -> None:
-    for place in places():
-        table, address = place.table, place.address
+    for place in table_cells():
+        table, key = place.table, place.key
         row = dict(zip(table.columns, table.rows[place.row], strict=True))
         misprinted = table.number == 9 and row["AP50"] == "82.5"
         if "Epoch" in row and not misprinted:
-            assert row["Epoch"] == (address.epochs or "-")
-        assert (address.epochs == "800") if misprinted else True
-        assert (float(row["α"]) == float(address.alpha)) if "α" in row else True
+            assert row["Epoch"] == (key.epochs or "-")
+        assert (key.epochs == "800") if misprinted else True
+        assert (float(row["α"]) == float(key.alpha)) if "α" in row else True
         label = table.columns[place.column] if table.number == 11 else row["Method"]
         if stated := re.search(r"(Mixup|CutMix)[, (]+α=([\d.]+)\)", label):
-            assert (stated[1].lower(), float(stated[2])) == (address.mixer, float(address.alpha))
-        if table.number == 3 or address.method == "supervised":
+            assert (stated[1].lower(), float(stated[2])) == (key.mixer, float(key.alpha))
+        if table.number == 3 or key.method == "supervised":
             continue
-        suffix = {"bsim": "-BSIM", "wbsim": "-WBSIM", "mixaug": "+MixAug", "sim": ""}[address.objective]
-        if address.mixer == "mixup":  # whose rows say that they are of the BSIM loss in the text only
+        suffix = {"bsim": "-BSIM", "wbsim": "-WBSIM", "mixaug": "+MixAug", "sim": ""}[key.objective]
+        if key.mixer == "mixup":  # whose rows say that they are of the BSIM loss in the text only
             suffix = ""
-        assert re.fullmatch(rf"{re.escape(LABELS[address.method] + suffix)}(300|, base| [†*]| \(w/.*)?", label), label
+        assert re.fullmatch(rf"{re.escape(LABELS[key.method] + suffix)}(300|, base| [†*]| \(w/.*)?", label), label
 
 
 def test_every_address_is_found_by_the_result_of_such_a_run() -> None:
     """A walk over all numbers of the paper: the run, evaluated by its protocol, is shown this one and no other."""
-    for place in places():
-        address = place.address
-        if address.method in ELSEWHERE or address.protocol == "cost":
-            assert address in cells()
+    for place in table_cells():
+        key = place.key
+        if key.method in ELSEWHERE or key.protocol == "cost":
+            assert key in cells()
             continue
-        cell = find(result_of(address), address.column)
-        assert cell is not None, address
+        cell = find(result_of(key), key.column)
+        assert cell is not None, key
         printed = (cell.printed, *cell.reprints)
         assert (f"{place.printed} in Table {place.table.number}" if place.reprint else place.printed) in printed
         assert cell.mark == f"T{place.table.number}" or place.reprint
@@ -205,26 +205,26 @@ BSIM = ("mocov2", "bsim", "cutmix", "1", "200")
 def test_the_papers_number_beside_a_result(
     pretraining: tuple[str, str, str, str, str], protocol: str, metric: str, printed: str | None, table: int | None
 ) -> None:
-    cell = find(result_of(Address(*pretraining, protocol, metric)), metric)
+    cell = find(result_of(PaperKey(*pretraining, protocol, metric)), metric)
     assert (cell and cell.printed) == printed
     assert (cell and cell.mark) == (table and f"T{table}")
 
 
 def test_two_printings_of_one_number_are_both_named() -> None:
-    cell = find(result_of(Address(*BSIM, "svm", "mAP")), "mAP")
+    cell = find(result_of(PaperKey(*BSIM, "svm", "mAP")), "mAP")
     assert cell is not None
     assert cell.where == (
         "Table 4, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50, evaluated on VOC2007; printed as "
         "84.55% in Table 2 and 84.55 in Table 7."
     )
-    longer = cells()[Address("mocov2", "sim", "", "", "800", "detection-voc-c4", "11-point AP")]
+    longer = cells()[PaperKey("mocov2", "sim", "", "", "800", "detection-voc-c4", "11-point AP")]
     assert (longer.printed, longer.reprints) == ("57.4", ("57.4 in Table 9",))
 
 
 def test_cost_has_addresses() -> None:
     def printed(method: str, objective: str, column: str) -> str:
         mixed = ("", "") if objective == "sim" else ("cutmix", "1")
-        return cells()[Address(method, objective, *mixed, "200", "cost", column)].printed
+        return cells()[PaperKey(method, objective, *mixed, "200", "cost", column)].printed
 
     assert [printed("moco", each, "memory per GPU") for each in ("sim", "bsim", "wbsim")] == ["5.5", "5.5", "8.2"]
     assert [printed("moco", each, "hours") for each in ("sim", "bsim", "wbsim")] == ["53", "53", "65"]
@@ -250,7 +250,7 @@ OTHER_RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OTHER_RUNS)
 def test_a_run_that_is_not_the_papers_is_shown_nothing(name: str) -> None:
     usual = {"method": "byol", "objective": "bsim", "epochs": 200, "mixing": MixingConfig(lam_per="batch")}
-    result = result_of(Address("byol", "bsim", "cutmix", "1", "200", "svm", "mAP"))
+    result = result_of(PaperKey("byol", "bsim", "cutmix", "1", "200", "svm", "mAP"))
     same, other = (json.dumps(settings_of_run(**(usual | each))) for each in ({}, OTHER_RUNS[name]))
     assert find(replace(result, about=result.about | {"settings": same}), "mAP") is not None
     assert find(replace(result, about=result.about | {"settings": other}), "mAP") is None
@@ -277,14 +277,14 @@ def test_a_run_that_is_not_the_papers_is_shown_nothing(name: str) -> None:
 )
 def test_another_protocol_is_shown_nothing(protocol: str, changes: dict[str, Any]) -> None:
     metric = next(each.column for each in cells() if each[:5] == BSIM and each.protocol == protocol)
-    result = result_of(Address(*BSIM, protocol, metric))
+    result = result_of(PaperKey(*BSIM, protocol, metric))
     assert find(result, metric) is not None
     assert changes.keys() <= result.settings.keys()
     assert find(replace(result, settings=result.settings | changes), metric) is None
 
 
 def test_other_data_are_shown_nothing() -> None:
-    result = result_of(Address(*BSIM, "linear-moco", "top-1"))
+    result = result_of(PaperKey(*BSIM, "linear-moco", "top-1"))
     for part in ("train", "test"):
         details = {"data": result.details["data"] | {part: fingerprint(3925)}}
         assert find(replace(result, details=details), "top-1") is None
@@ -309,7 +309,7 @@ def test_a_recipe_of_the_paper_is_shown_what_it_announces(name: str) -> None:
     }
     for (protocol, metric), pattern in announced.items():
         stated = re.search(pattern, recipe.about["paper"])
-        cell = cells().get(Address(*own, protocol, metric))
+        cell = cells().get(PaperKey(*own, protocol, metric))
         if stated and run.method.name != "simclr":  # whose headline is that of the per-stage probe
             assert cell is not None, protocol
             assert stated[1] in " ".join((cell.printed, *cell.reprints)), protocol

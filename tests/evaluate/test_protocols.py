@@ -188,9 +188,9 @@ def test_difficult_empty_and_absent(voc: Path, tmp_path: Path) -> None:
 
 def test_stages_and_transforms_of_the_svm(voc: Path) -> None:
     res5 = run("svm", "small", voc)
-    assert "features res5 (512 numbers), whole image squashed to 16×16 pixels" in res5.description
+    assert "features res5 (512-d), whole image squashed to 16×16 pixels" in res5.description
     res4 = run("svm", "small", voc, stage="res4", resize="crop")
-    assert "features res4 (576 numbers), center crop of 16 pixels" in res4.description
+    assert "features res4 (576-d), center crop of 16 pixels" in res4.description
     pixels = run("svm", "pixels", voc)
     assert "the features are its output (avgpool)" in " ".join(pixels.notes)
 

@@ -16,8 +16,8 @@ from mixview.encoders.loading import load
 from mixview.encoders.provenance import encoder_settings
 from mixview.evaluate import evaluate
 from mixview.evaluate import show as show_folders
-from mixview.evaluate.paper import Address
-from mixview.evaluate.results import Result, figure, read, save, show, summarize
+from mixview.evaluate.paper import PaperKey
+from mixview.evaluate.results import Result, format_metric, read, save, show, summarize
 from mixview.runs.run_directory import RunDirectory
 from mixview.train.config import MixingConfig
 from mixview.train.pretraining import resume
@@ -101,7 +101,7 @@ def test_mean_and_deviation_over_seeds() -> None:
         {"weights": "imagenet"},
     ],
 )
-def test_runs_that_differ_in_more_than_their_seed_are_not_averaged_and_told_apart(other: dict[str, Any]) -> None:
+def test_runs_that_differ_in_more_than_their_seed_are_distinguished_and_not_averaged(other: dict[str, Any]) -> None:
     one, two = of_run(BSIM), of_run(replace(BSIM, metrics={"top-1": 10.0}), seed=1, **other)
     assert [(row.runs, row.mean) for row in summarize([one, two])] == [(1, 50.0), (1, 10.0)]
     text = printed(one, two)
@@ -184,15 +184,15 @@ def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
 
 
 def test_the_paper_s_figure_stands_beside_and_is_marked_as_its_own() -> None:
-    own = result_of(Address("mocov2", "bsim", "cutmix", "1", "200", "linear-moco", "top-1"))
+    own = result_of(PaperKey("mocov2", "bsim", "cutmix", "1", "200", "linear-moco", "top-1"))
     text = printed(own)
     lines = text.splitlines()
-    assert "the paper's" in lines[0]
+    assert "paper" in lines[0]
     assert "50.0 %" in lines[1]
     assert "68.0 (+0.5↑) [T5]" in lines[1]
     assert "[T5] The paper's: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
     assert "paper" not in printed(replace(own, protocol="knn"))
-    sim = result_of(Address("mocov2", "sim", "", "", "200", "linear-moco", "top-1"))
+    sim = result_of(PaperKey("mocov2", "sim", "", "", "200", "linear-moco", "top-1"))
     assert "[T5] The paper's: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
 
 
@@ -208,9 +208,9 @@ def test_protocols_notes_and_warnings_are_shown() -> None:
 
 
 def test_figures() -> None:
-    assert figure(45.25, None) == "45.2 %"
-    assert figure(45.25, 0.31) == "45.2 ± 0.3 %"
-    assert figure(float("nan"), None) == "undefined"
+    assert format_metric(45.25, None) == "45.2 %"
+    assert format_metric(45.25, 0.31) == "45.2 ± 0.3 %"
+    assert format_metric(float("nan"), None) == "undefined"
 
 
 def test_files_of_one_name_are_two_encoders(tmp_path: Path) -> None:

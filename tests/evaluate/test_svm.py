@@ -10,28 +10,30 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
-from mixview.evaluate.svm import SVM, Labeled, evaluate_svm
-from mixview.evaluate.svm_fitting import COSTS, Counter, FitConfig, hold_out, start
+from mixview.evaluate.svm import SVM, FeaturesAndLabels, evaluate_svm
+from mixview.evaluate.svm_fitting import COSTS, Counter, FitConfig, hold_out, make_solver
 
 FEW = (1.0, 10.0, 0.0625, 0.001)
 NAMES = ("cat", "dog", "cow")
 
 
-def draw(seed: int, count: int, classes: int = 3, width: int = 12, difficult: float = 0.1) -> Labeled:
+def draw(seed: int, count: int, classes: int = 3, width: int = 12, difficult: float = 0.1) -> FeaturesAndLabels:
     """Features that say something about the labels, and labels some of which are difficult."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, width, generator=generator) + 1
     scores = features[:, :classes] + 0.8 * torch.randn(count, classes, generator=generator)
     labels = torch.where(scores > 1.8, 1, 0)
     labels[torch.rand(count, classes, generator=generator) < difficult] = -1
-    return Labeled(features, labels.to(torch.int8))
+    return FeaturesAndLabels(features, labels.to(torch.int8))
 
 
 def few_costs(**changes: Any) -> FitConfig:
     return FitConfig(costs=FEW, **changes)
 
 
-def published(train: Labeled, test: Labeled, costs: tuple[float, ...]) -> tuple[list[float], list[float]]:
+def published(
+    train: FeaturesAndLabels, test: FeaturesAndLabels, costs: tuple[float, ...]
+) -> tuple[list[float], list[float]]:
     """The published script, class by class: chosen costs, and AP of what is not difficult."""
     x, y = (set_.features.double().numpy() for set_ in (train, test))
     x, y = (part / (np.linalg.norm(part, axis=1) + 1e-5)[:, None] for part in (x, y))
@@ -102,7 +104,7 @@ def test_both_backends_reach_the_same_objective() -> None:
     fits = FitConfig(costs=FEW), FitConfig(costs=FEW, backend="liblinear", jobs=1, tolerance=1e-9, liblinear_dual=False)
     positive = train.labels == 1
     ours, theirs = (
-        start(train.features, test.features, fit, Counter(None, 0)).run(positive, torch.ones_like(positive))
+        make_solver(train.features, test.features, fit, Counter(None, 0)).run(positive, torch.ones_like(positive))
         for fit in fits
     )
     assert ours.objective.shape == (len(FEW), 3, 4)
@@ -136,7 +138,7 @@ def test_liblinear_in_two_processes() -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_every_quirk_is_an_option_and_told(changes: dict[str, Any]) -> None:
+def test_every_quirk_is_an_option_and_described(changes: dict[str, Any]) -> None:
     train, test = draw(4, 80), draw(5, 80)
     plain = evaluate_svm(train, test, fit=few_costs())
     other = evaluate_svm(train, test, fit=dataclasses.replace(few_costs(), **changes))
@@ -148,8 +150,8 @@ def test_difficult_images_can_be_left_out_of_training() -> None:
     train, test = draw(4, 80, difficult=0.3), draw(5, 80)
     ignored = evaluate_svm(train, test, fit=few_costs(), difficult="ignored")
     assert "difficult objects ignored in training" in ignored.description
-    column = Labeled(train.features[train.labels[:, 0] != -1], train.labels[train.labels[:, 0] != -1][:, :1])
-    alone = evaluate_svm(column, Labeled(test.features, test.labels[:, :1]), fit=few_costs())
+    column = FeaturesAndLabels(train.features[train.labels[:, 0] != -1], train.labels[train.labels[:, 0] != -1][:, :1])
+    alone = evaluate_svm(column, FeaturesAndLabels(test.features, test.labels[:, :1]), fit=few_costs())
     assert alone.per_class[0] == pytest.approx(ignored.per_class[0])
     assert alone.costs[0] == ignored.costs[0]
 
@@ -159,7 +161,8 @@ def test_one_class_an_image_also_has_top1() -> None:
     labels = torch.arange(120) % 4
     features = torch.nn.functional.one_hot(labels, 4) + 0.6 * torch.randn(120, 4, generator=generator)
     sets = [
-        Labeled(features[part], torch.nn.functional.one_hot(labels[part], 4)) for part in (slice(0, 60), slice(60, 120))
+        FeaturesAndLabels(features[part], torch.nn.functional.one_hot(labels[part], 4))
+        for part in (slice(0, 60), slice(60, 120))
     ]
     found = evaluate_svm(*sets, fit=FitConfig(costs=(1.0,), positive_weight=1))
     x = torch.nn.functional.normalize(features.double()).numpy()
@@ -206,7 +209,7 @@ def test_folds_are_those_of_what_counts() -> None:
 def test_blocks_of_classes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = draw(8, 50), draw(9, 50)
     whole = evaluate_svm(train, test, fit=few_costs())
-    monkeypatch.setattr("mixview.evaluate.svm_fitting.CELLS", 1)
+    monkeypatch.setattr("mixview.evaluate.svm_fitting.MAX_ELEMENTS", 1)
     seen: list[tuple[int, int]] = []
     parts = evaluate_svm(train, test, fit=few_costs(), report=lambda done, total: seen.append((done, total)))
     assert parts.costs == whole.costs
@@ -217,11 +220,15 @@ def test_blocks_of_classes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert seen[-1] == (fits, fits)
 
 
-def changed(labeled: Labeled, features: Tensor | None = None, labels: Tensor | None = None) -> Labeled:
-    return Labeled(labeled.features if features is None else features, labeled.labels if labels is None else labels)
+def changed(
+    labeled: FeaturesAndLabels, features: Tensor | None = None, labels: Tensor | None = None
+) -> FeaturesAndLabels:
+    return FeaturesAndLabels(
+        labeled.features if features is None else features, labeled.labels if labels is None else labels
+    )
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     train, test = draw(0, 30), draw(1, 30)
     cases = [
         (changed(train, features=train.features[0]), test, r"training features must be \[N, D\]"),
@@ -250,9 +257,9 @@ def test_refusals() -> None:
             FitConfig(**changes)  # type: ignore[arg-type]
 
 
-def test_a_fallback_that_is_no_cost_is_refused_when_it_is_needed() -> None:
+def test_a_fallback_that_is_not_one_of_the_costs_raises_when_it_is_needed() -> None:
     train, test = draw(0, 30, difficult=0), draw(1, 30)
     train.labels[:, 0] = 0
     train.labels[3, 0] = 1
-    with pytest.raises(ValueError, match="fallback_cost 7 is none of the costs"):
+    with pytest.raises(ValueError, match="fallback_cost 7 is not one of the costs"):
         evaluate_svm(train, test, fit=few_costs(fallback_cost=7.0))

@@ -176,7 +176,7 @@ def test_single_precision_features_are_taken_as_they_are() -> None:
     assert solved.scores.dtype == torch.float64
 
 
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     features, signs, weights = problems(0, 20, 5, 2)
     basis = principal_basis(features)
     with pytest.raises(ValueError, match="contain NaN or infinity"):

@@ -18,11 +18,11 @@ from mixview.evaluate import probe, semi_supervised
 from mixview.evaluate.linear import SCHEDULES, Logistic, linear_on_images, logistic_regression
 from mixview.evaluate.supervised import from_scratch
 from mixview.evaluate.training import (
-    Augmented,
+    AugmentedImages,
     Classifier,
+    LabeledImages,
     Lighting,
     Schedule,
-    Task,
     accuracy,
     evaluate_classifier,
     head,
@@ -36,7 +36,7 @@ from tests.evaluate.trainings import task, training_run
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Task:
+def three(tmp_path_factory: pytest.TempPathFactory) -> LabeledImages:
     return task(tmp_path_factory.mktemp("colors"))
 
 
@@ -46,11 +46,11 @@ def test_published_settings() -> None:
     assert probe.SCHEDULE.steps == (30, 60, 90)
     semi = semi_supervised.SCHEDULE
     assert (semi.epochs, semi.lr, semi.weight_decay, semi.batch_size) == (20, 0.01, 5e-4, 256)
-    assert [semi.rate(epoch) for epoch in (11, 12, 16)] == pytest.approx([1, 0.2, 0.04])
+    assert [semi.lr_factor(epoch) for epoch in (11, 12, 16)] == pytest.approx([1, 0.2, 0.04])
     assert semi_supervised.HEAD_RATE == 100
 
 
-def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(three: Task, tmp_path: Path) -> None:
+def test_the_probe_trains_every_stage_and_leaves_the_encoder_alone(three: LabeledImages, tmp_path: Path) -> None:
     loaded = small()
     before = loaded.weights_key()
     schedule = Schedule(epochs=5, lr=0.05, weight_decay=1e-4, steps=(), batch_size=30, nesterov=True)
@@ -120,7 +120,7 @@ def test_a_probe_reaches_the_optimum_of_its_objective() -> None:
     assert accuracy(fitted, labels) == accuracy(expected, labels)
 
 
-def test_fine_tuning_learns_and_leaves_the_encoder_as_it_was(three: Task, tmp_path: Path) -> None:
+def test_fine_tuning_learns_and_leaves_the_encoder_as_it_was(three: LabeledImages, tmp_path: Path) -> None:
     loaded = small()
     before = loaded.weights_key()
     schedule = Schedule(epochs=6, lr=0.01, weight_decay=5e-4, steps=(4,), factor=0.2, batch_size=20)
@@ -134,7 +134,7 @@ def test_fine_tuning_learns_and_leaves_the_encoder_as_it_was(three: Task, tmp_pa
     assert loaded.weights_key() == before
 
 
-def test_the_head_learns_faster(three: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_learns_faster(three: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates = []
 
     def build(schedule: Schedule, groups: list[dict[str, object]]) -> torch.optim.Optimizer:
@@ -195,11 +195,11 @@ def test_lighting_is_noise_along_the_principal_components() -> None:
     torch.testing.assert_close(along, 0.1 * values, atol=0, rtol=0.03)
 
 
-def test_training_images_are_cropped_flipped_jittered_lit_and_normalized(three: Task) -> None:
+def test_training_images_are_cropped_flipped_jittered_lit_and_normalized(three: LabeledImages) -> None:
     """In this order, as in OpenSelfSup's pipeline, and the lighting in units of [0, 1]."""
     reader, normalize = ImageDataset(three.train), Normalize()
-    plain = Augmented(reader, SIZE, normalize, seed=5)
-    full = Augmented(reader, SIZE, normalize, 5, probe.JITTER, probe.LIGHTING)
+    plain = AugmentedImages(reader, SIZE, normalize, seed=5)
+    full = AugmentedImages(reader, SIZE, normalize, 5, probe.JITTER, probe.LIGHTING)
     keys = [(2, index) for index in range(0, 60, 7)]
     views, which = full.__getitems__(keys)
     assert which.tolist() == [index for _, index in keys]
@@ -216,8 +216,8 @@ def test_training_images_are_cropped_flipped_jittered_lit_and_normalized(three: 
 
 
 @pytest.mark.parametrize(("color_jitter", "lighting"), [(True, True), (False, True), (True, False), (False, False)])
-def test_the_probe_jitters_and_lights_unless_it_is_told_not_to(
-    color_jitter: bool, lighting: bool, three: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_probe_jitters_and_lights_by_default(
+    color_jitter: bool, lighting: bool, three: LabeledImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, bool] = {} if color_jitter and lighting else {"color_jitter": color_jitter, "lighting": lighting}
     seen = []
@@ -231,7 +231,9 @@ def test_the_probe_jitters_and_lights_unless_it_is_told_not_to(
     assert seen == [(probe.JITTER if color_jitter else None, probe.LIGHTING if lighting else None)]
 
 
-def test_lars_and_the_cosine_of_simsiams_protocol_move_the_weights_as_by_hand(three: Task, tmp_path: Path) -> None:
+def test_lars_and_the_cosine_of_simsiams_protocol_move_the_weights_as_by_hand(
+    three: LabeledImages, tmp_path: Path
+) -> None:
     """Two epochs of one batch each: v = 0.9 v + lr r g, r = 0.001 |w| / |g| (1 where |w| is 0, as the first bias)."""
     loaded, images = small(), len(three.train)
     schedule = SCHEDULES["simsiam"].changed(2, None, None).fitted(images)
@@ -240,7 +242,7 @@ def test_lars_and_the_cosine_of_simsiams_protocol_move_the_weights_as_by_hand(th
     assert state is not None
     layer = head(loaded.feature_dim, 3, 2)
     velocity = [torch.zeros_like(each) for each in layer.parameters()]
-    views = Augmented(ImageDataset(three.train), SIZE, loaded.normalize, 2)
+    views = AugmentedImages(ImageDataset(three.train), SIZE, loaded.normalize, 2)
     batches = EpochSampler(images, images, 2)
     for epoch, rate in enumerate((1.0, 0.5)):
         batches.set_epoch(epoch)
@@ -270,7 +272,7 @@ def test_accuracies_are_counted_over_the_images_that_can_be_read(tmp_path: Path)
     (tmp_path / "val" / "3" / "004.png").write_bytes(b"no image")
     train, test = ClassFolders(tmp_path, "train"), ClassFolders(tmp_path, "val")
     labels = torch.arange(classes).repeat_interleave(count)
-    seven, loaded = Task(train, labels, test, labels, classes), small()
+    seven, loaded = LabeledImages(train, labels, test, labels, classes), small()
     torch.manual_seed(0)
     heads = {stage: nn.Linear(128, classes) for stage in ("res5", "avgpool")}
     heads["res5"] = nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))  # type: ignore[assignment]

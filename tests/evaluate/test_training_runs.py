@@ -14,7 +14,7 @@ from PIL import Image
 from mixview.cli import main
 from mixview.evaluate import evaluate, evaluate_all, results
 from mixview.evaluate import training_loop as supervised
-from mixview.evaluate.base import Stopped
+from mixview.evaluate.base import TrainingStopped
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, read_metrics
 from tests.evaluate.small_encoders import colors, run_folder
 from tests.train.running import StopAt, assert_same, last_state, lines, start, start_ranks
@@ -74,7 +74,7 @@ def whole(encoder: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("protocol", OPTIONS)
-def test_a_stopped_training_is_refused_until_it_is_resumed_and_then_ends_as_if_never_stopped(
+def test_a_stopped_training_raises_until_it_is_resumed_and_then_ends_as_if_never_stopped(
     protocol: str, whole: dict[str, Path], encoder: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = command(protocol, encoder, folder, tmp_path)
@@ -170,7 +170,7 @@ def test_a_time_limit_stops_all_protocols_and_resume_finishes_them(
 ) -> None:
     options: dict[str, Any] = {"data": str(folder), "workers": 0, "device": "cpu", "out": str(tmp_path)}
     options |= {"epochs": 2, "batch_size": 16, "skip": ["svm", "low-shot"]}
-    with pytest.raises(Stopped, match="was stopped at step 1 of"):
+    with pytest.raises(TrainingStopped, match="was stopped at step 1 of"):
         evaluate_all(str(encoder), max_time="0.001s", **options)
     assert [result.protocol for result in results.read(tmp_path)] == ["knn"]  # kept, although linear did not end
     assert "knn" in capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_without_a_place_nothing_is_left_behind(
     evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=1)
     assert list(tmp_path.iterdir()) == []
     assert "not written anywhere" in capsys.readouterr().out
-    with pytest.raises(Stopped, match="small has no folder to keep checkpoints in: with --out FOLDER"):
+    with pytest.raises(TrainingStopped, match="small has no folder to keep checkpoints in: with --out FOLDER"):
         evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=2, max_time="0.001s")
     assert list(tmp_path.iterdir()) == []
 

@@ -5,18 +5,18 @@ from typing import Any
 
 from mixview.data.sources.files import ClassFolders
 from mixview.evaluate.labeled import as_tensor
-from mixview.evaluate.training import Task, TrainingRun
+from mixview.evaluate.training import LabeledImages, TrainingRun
 from mixview.runs.devices import make_fabric
 from tests.evaluate.small_encoders import colors
 
 
-def task(root: Path) -> Task:
+def task(root: Path) -> LabeledImages:
     """Three colors."""
     train, test = ClassFolders(colors(root), "train"), ClassFolders(root, "val")
     labels, test_labels = train.labels(), test.labels()
     assert labels is not None
     assert test_labels is not None
-    return Task(train, as_tensor(labels), test, as_tensor(test_labels), 3)
+    return LabeledImages(train, as_tensor(labels), test, as_tensor(test_labels), 3)
 
 
 def training_run(out: Path, **options: Any) -> TrainingRun:

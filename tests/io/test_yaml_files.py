@@ -46,5 +46,5 @@ def test_only_text_in_regular_files_is_read(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="pipe cannot be read: pipe is not a regular file"):
         read_yaml(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"a: \xff")
-    with pytest.raises(SettingsError, match="byte 3 is no UTF-8"):
+    with pytest.raises(SettingsError, match="byte 3 is not UTF-8"):
         read_yaml(tmp_path / "binary")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mixview.encoders.search import Neighbors
 from mixview.evaluate import results
-from mixview.evaluate.paper import Address
+from mixview.evaluate.paper import PaperKey
 from mixview.report.confusions import confuse
 from mixview.report.curves import follow, thin_out
 from mixview.report.runs import gather, read_run
@@ -99,7 +99,7 @@ def test_lines_are_told_apart_and_results_of_other_encoders_have_their_own(tmp_p
 
 
 def test_the_papers_number_stands_beside_a_run_of_its_settings_only() -> None:
-    result = result_of(Address("simclr", "bsim", "cutmix", "1", "200", "probe", "res5 top-1"))
+    result = result_of(PaperKey("simclr", "bsim", "cutmix", "1", "200", "probe", "res5 top-1"))
     (line,) = tabulate([], [result]).lines
     assert line.cells[0] is not None
     assert line.cells[0].paper is not None

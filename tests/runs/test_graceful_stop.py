@@ -25,13 +25,13 @@ def test_time_limits(limit, seconds) -> None:
 
 
 @pytest.mark.parametrize("limit", ["soon", "5x", "-3m", "h"])
-def test_a_limit_that_is_none_is_refused(limit: str) -> None:
+def test_an_invalid_limit_raises(limit: str) -> None:
     with pytest.raises(ValueError, match="a time limit is a number of seconds, or such as 45m"):
         seconds_of(limit)
 
 
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")])
-def test_a_signal_asks_for_a_stop(number: int, reason: str) -> None:
+def test_a_signal_requests_a_stop(number: int, reason: str) -> None:
     before = signal.getsignal(number)
     with GracefulStop(Fabric(accelerator="cpu", devices=1)) as stopping:
         assert stopping.stop_reason(1) is None

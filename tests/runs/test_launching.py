@@ -23,10 +23,10 @@ def test_torchrun_and_srun_say_how_many_there_are() -> None:
 
 @pytest.mark.parametrize(("devices", "nodes"), [("auto", "auto"), (8, 2), ("8", 2), (-1, "auto")])
 def test_settings_may_repeat_what_the_launcher_says(devices: int | str, nodes: int | str) -> None:
-    Launcher("torchrun", 8, 2).agree(devices, nodes)
+    Launcher("torchrun", 8, 2).check_agrees(devices, nodes)
 
 
-def test_settings_that_contradict_the_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_contradict_the_launcher_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"--devices is 4, but torchrun has started 8 processes on each of 2 machines"):
@@ -35,7 +35,7 @@ def test_settings_that_contradict_the_launcher_are_refused(monkeypatch: pytest.M
         make_fabric(nodes=1, accelerator="cpu", precision="32-true")
 
 
-def test_a_lost_connection_is_told_in_words() -> None:
+def test_a_lost_connection_is_explained() -> None:
     with pytest.raises(LostProcess, match="another process of the run has ended"), explain_lost_peer():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
     with pytest.raises(LostProcess), explain_lost_peer():

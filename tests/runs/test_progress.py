@@ -128,7 +128,7 @@ def test_the_loss_is_read_only_when_it_is_shown() -> None:
 def test_only_rank_0_shows_anything() -> None:
     for terminal in (True, False):
         screen = Screen(terminal)
-        with make(screen, shown=False) as progress:
+        with make(screen, enabled=False) as progress:
             progress.update(1, 1, loss=lambda: pytest.fail("read the loss"), knn=0.5)
             progress.say("no")
             progress.warn("no")
@@ -160,13 +160,13 @@ def test_an_error_leaves_the_terminal_in_order() -> None:
         (3720, "1 h 02 min"),
         (86_399, "1 d 00 h"),
         (2 * 86_400 + 3 * 3600, "2 d 03 h"),
-        (float("inf"), "for ever"),
+        (float("inf"), "forever"),
     ],
 )
 def test_duration(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
-def test_a_run_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one step, and one an epoch, got 0 and 80"):
+def test_a_run_of_nothing_raises() -> None:
+    with pytest.raises(ValueError, match="at least one step, and one per epoch, got 0 and 80"):
         make(Screen(False), steps=0)

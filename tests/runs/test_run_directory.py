@@ -78,7 +78,7 @@ def test_the_environment_names_what_is_absent(monkeypatch: pytest.MonkeyPatch) -
     json.dumps(environment, allow_nan=False)
 
 
-def test_an_existing_run_is_refused(tmp_path: Path) -> None:
+def test_an_existing_run_raises(tmp_path: Path) -> None:
     with create(tmp_path / "a") as run:
         run.set_status("finished", step=90, epoch=3.0)
     before = (run.path / "config.yaml").read_bytes()
@@ -183,7 +183,7 @@ def test_what_is_not_a_run(tmp_path: Path) -> None:
     assert run.status == {}
 
 
-def test_other_data_is_refused(tmp_path: Path) -> None:
+def test_other_data_raises(tmp_path: Path) -> None:
     with create(tmp_path / "a") as run:
         with pytest.raises(RunDirectoryError, match=r"\(1000 images then, 1001 now\): restore it, or start a new run"):
             run.check_resumable(CONFIG, DATA | {"fingerprint": "abd", "count": 1001}, MAY_CHANGE)
@@ -205,7 +205,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         ({"method": "byol", "seed": 4}, "method was"),
     ],
 )
-def test_another_experiment_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_another_experiment_raises(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     with create(tmp_path / "a") as run, pytest.raises(RunDirectoryError, match=message):
         run.check_resumable(CONFIG | change, DATA, MAY_CHANGE)
 
@@ -260,7 +260,7 @@ def test_metrics_are_valid_json_always(tmp_path: Path) -> None:
 
 def test_records_that_cannot_be_logged(tmp_path: Path) -> None:
     with create(tmp_path / "a") as run:
-        with pytest.raises(ValueError, match="a record needs its step as a whole number, got None"):
+        with pytest.raises(ValueError, match="a record needs its step as an integer, got None"):
             run.log({"loss": 1.0})
         with pytest.raises(TypeError, match=r"loss.a is a ReLU: log numbers"):
             run.log({"step": 1, "loss": {"a": torch.nn.ReLU()}})

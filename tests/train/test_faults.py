@@ -14,7 +14,7 @@ import mixview
 from mixview.cli import main
 from mixview.runs.checkpoints import CheckpointError, Checkpoints
 from mixview.runs.finite import NonFiniteLoss
-from mixview.runs.launching import alone
+from mixview.runs.launching import one_training_per_process
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError
 from mixview.train.config import MonitorConfig
 from mixview.train.loop import Engine
@@ -364,7 +364,7 @@ def test_two_trainings_in_one_process_are_refused(tmp_path: Path) -> None:
             errors.append(error)
 
     thread = threading.Thread(target=second)
-    with alone():
+    with one_training_per_process():
         thread.start()
         thread.join()
     assert "this process is training already" in str(errors[0])

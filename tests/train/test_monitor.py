@@ -9,7 +9,7 @@ import torch
 import mixview
 from mixview.data.augment.policies import load_policy
 from mixview.data.sources.base import Source, SourceError
-from mixview.data.sources.identity import identities
+from mixview.data.sources.identity import content_hashes
 from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.encoders.transforms import CenterCrop
@@ -75,7 +75,7 @@ def write_distinct(root: Path, count: int, first: int = 0) -> Path:
 
 
 def contents(source: Source) -> set[int]:
-    return set(identities(source, range(len(source))).tolist())
+    return set(content_hashes(source, range(len(source))).tolist())
 
 
 def test_distinct_images_are_left_alone(tmp_path: Path) -> None:

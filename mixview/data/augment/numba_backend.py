@@ -67,13 +67,13 @@ def kernels() -> Kernels | None:
         folder = writable_folder()
 
     class Announcement(event.Listener):  # type: ignore[misc]
-        said = False
+        announced = False
 
         def on_start(self, event: Any) -> None:
-            if not self.said:
-                self.said = True
-                kept = f"once; kept in {folder}" if folder else "no folder to keep it in can be written to"
-                say(f"mixview: compiling the augmentations ({kept}) …", file=sys.stderr)
+            if not self.announced:
+                self.announced = True
+                where = f"once; kept in {folder}" if folder else "no folder to keep it in can be written to"
+                say(f"mixview: compiling the augmentations ({where}) …", file=sys.stderr)
 
         def on_end(self, event: Any) -> None: ...
 
@@ -128,7 +128,7 @@ def others_can_write(folder: Path) -> str | None:
             if writable and not sticky and not stat.S_ISLNK(status.st_mode):
                 return f"others can write to {each}"
     except OSError as error:
-        return f"{folder} cannot be looked at ({error.strerror})"
+        return f"{folder} cannot be read ({error.strerror})"
     return None
 
 
@@ -184,10 +184,10 @@ _scratch = threading.local()
 
 def scratch(channels: int, size: int) -> npt.NDArray[np.float32]:
     """Two sets of planes, kept from view to view: fresh memory has to be mapped in page by page."""
-    kept: npt.NDArray[np.float32] | None = getattr(_scratch, "planes", None)
-    if kept is None or kept.shape != (2, channels, size * size):
-        kept = _scratch.planes = np.empty((2, channels, size * size), np.float32)
-    return kept
+    planes: npt.NDArray[np.float32] | None = getattr(_scratch, "planes", None)
+    if planes is None or planes.shape != (2, channels, size * size):
+        planes = _scratch.planes = np.empty((2, channels, size * size), np.float32)
+    return planes
 
 
 def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Tensor) -> None:

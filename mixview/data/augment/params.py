@@ -27,7 +27,7 @@ CROP_ATTEMPTS = 10
 
 
 def lay_out(widths: dict[str, int]) -> tuple[dict[str, int], int]:
-    """The first column of each field of so many columns, and the number of columns in all."""
+    """The first column of each field of this many columns, and the number of columns in all."""
     starts, total = {}, 0
     for name, width in widths.items():
         starts[name], total = total, total + width
@@ -121,7 +121,7 @@ LIMITS = {name: column for column, name in enumerate(Limits._fields)}
 LAYOUT = hashlib.blake2b(
     repr((COLUMNS, UNIFORM_COLUMNS, LIMITS, CROP_ATTEMPTS, MAX_OPERATIONS)).encode(), digest_size=4
 ).hexdigest()
-"""Changes with the layout, for whoever keeps compiled code that knows it."""
+"""Changes with the layout, for caches of compiled code that knows it."""
 
 
 @functools.lru_cache(maxsize=64)

@@ -383,10 +383,10 @@ def from_python(policy: Any, size: int | None, name: str) -> Policy:
             )
         if is_factory(policy):
             options = {"size": size} if size is not None and "size" in parameters_of(policy) else {}
-            made = policy(**options)
-            if callable(made) and not isinstance(made, Augmentation | CustomView) and is_factory(made):
+            result = policy(**options)
+            if callable(result) and not isinstance(result, Augmentation | CustomView) and is_factory(result):
                 raise ValueError(f"{name} returns a function that takes no image: return augmentations")
-            return from_python(made, size, name)
+            return from_python(result, size, name)
     if not 1 <= len(views) <= MAX_VIEWS:
         raise ValueError(f"{name} has {len(views)} views, and must have 1 to {MAX_VIEWS}")
     if wrong := [each for each in views if not isinstance(each, Augmentation | CustomView) and not callable(each)]:

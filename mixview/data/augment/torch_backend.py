@@ -156,11 +156,11 @@ def chunks(widths: list[int], each: int) -> Iterator[tuple[int, int]]:
 def taps(sizes: Tensor, largest: int, crop: Crop, flip: Tensor) -> tuple[Tensor, Tensor]:
     """Which pixels of lines of these sizes [B] make each of `crop.size`, and their weights: [B, S, K] each.
 
-    torch's antialiased ones. The middle of a new pixel, (2 i + 1) size / 2 S, is kept as a whole number and a rest, for
+    torch's antialiased ones. The middle of a new pixel, (2 i + 1) size / 2 S, is an integer and a remainder, for
     float32 has too few digits for the sum of the two.
 
     Args:
-        largest: of the sizes.
+        largest: the largest of the sizes.
         flip: [B] 1 for those to be mirrored.
     """
     out, reach = crop.size, 2.0 if crop.interpolation == "bicubic" else 1.0

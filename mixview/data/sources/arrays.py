@@ -29,7 +29,7 @@ class ImageArray(Source):
         images: [N, H, W, C], a view is enough.
         labels: [N].
         classes: the names of the classes.
-        prefix: of the names of the images: the split.
+        prefix: what the names of the images begin with: the split.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def check_labels(labels: npt.NDArray[Any] | None, count: int, path: Path) -> npt
     if labels is None:
         return None
     if labels.size != count:
-        raise SourceError(f"{path} has {count} images and {labels.size} labels: write one label an image")
+        raise SourceError(f"{path} has {count} images and {labels.size} labels: write one label per image")
     if not np.issubdtype(labels.dtype, np.integer):
         raise SourceError(f"the labels in {path} are {labels.dtype}: store them as integers")
     if count and int(labels.max()) > MAX_LABEL:
@@ -127,8 +127,8 @@ class Npz(Source):
 
         splits = [name for name in NPZ_SPLITS if first_key((*IMAGE_KEYS[:5], JPEG_KEYS[0]), name, members)]
         if split is not None and split not in splits:
-            known = f"it has {', '.join(splits)}" if splits else "it has no splits; leave split out"
-            raise SourceError(f"{path} has no split {split!r}: {known}")
+            hint = f"it has {', '.join(splits)}" if splits else "it has no splits; leave split out"
+            raise SourceError(f"{path} has no split {split!r}: {hint}")
         self.split = split or next(iter(splits), "")
 
         self._offsets: npt.NDArray[np.int64] | None = None

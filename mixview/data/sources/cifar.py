@@ -65,7 +65,7 @@ def rows_to_pixels(rows: npt.NDArray[np.uint8], path: Path) -> Pixels:
 
 
 def read_binary(path: Path, hundred: bool) -> tuple[Pixels, npt.NDArray[np.int64]]:
-    """A file of the binary version: one byte of label (CIFAR-100: coarse, then fine) and 3072 of pixels an image."""
+    """A file of the binary version: one byte of label (CIFAR-100: coarse, then fine) and 3072 of pixels per image."""
     width = 3074 if hundred else 3073
     data = np.fromfile(path, dtype=np.uint8)
     if data.size == 0 or data.size % width:
@@ -84,7 +84,7 @@ def read_batch(path: Path) -> tuple[Pixels, npt.NDArray[np.int64]]:
 
 
 def read_classes(root: Path, hundred: bool, binary: bool) -> tuple[str, ...] | None:
-    """The names of the classes, from the data set's own file; None if that is missing."""
+    """The names of the classes, from the dataset's own file; None if that is missing."""
     path = (
         root
         / {

@@ -70,7 +70,7 @@ class Coco(ImageFiles):
     """COCO, its annotations held in arrays: `annotations/instances_train2017.json` beside `train2017/`.
 
     Categories are numbered 0, 1, 2 … in the order of their ids, which have gaps; `category_ids` are those ids, and
-    `image_ids` those of the images, for whoever writes results in COCO's format.
+    `image_ids` those of the images, to write results in COCO's format.
 
     Args:
         root: the folder that holds `annotations`.
@@ -180,16 +180,16 @@ def find_annotations(root: Path, split: str) -> Path:
     exact = root / "annotations" / f"instances_{split}.json"
     if exact.is_file():
         return exact
-    found = sorted((root / "annotations").glob("instances_*.json"))
-    alike = [path for path in found if path.stem.removeprefix("instances_").rstrip("0123456789") == split]
+    files = sorted((root / "annotations").glob("instances_*.json"))
+    alike = [path for path in files if path.stem.removeprefix("instances_").rstrip("0123456789") == split]
     if len(alike) == 1:
         return alike[0]
-    known = ", ".join(path.stem.removeprefix("instances_") for path in found) or "none"
-    raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {known}")
+    splits = ", ".join(path.stem.removeprefix("instances_") for path in files) or "none"
+    raise SourceError(f"{root} has no annotations/instances_{split}.json: the splits there are {splits}")
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; a name that no file can have is none."""
+    """Whether a file is there; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):

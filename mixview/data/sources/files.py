@@ -3,7 +3,6 @@
 import csv
 import io
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -18,10 +17,11 @@ from mixview.data.sources.base import BadImage, Source, SourceError
 from mixview.data.sources.fingerprint import fingerprint
 from mixview.data.sources.packed_strings import PackedStrings
 from mixview.io.atomic import open_regular
+from mixview.io.run_folders import is_run
 
 TRAIN_SPLITS = ("train", "training")
 SPLITS = frozenset((*TRAIN_SPLITS, "val", "valid", "validation", "test", "testing", "unlabeled", "extra"))
-"""Subfolders with these names are parts of a data set, not classes."""
+"""Subfolders with these names are parts of a dataset, not classes."""
 
 SYNSET = re.compile(r"n\d{8}")
 WHOLE_NUMBER = re.compile(r"[+-]?\d+", re.ASCII)
@@ -39,7 +39,7 @@ class ImageFiles(Source):
         labels: [N] the class of each.
         classes: the names of the classes.
         skipped: what was left out, and why.
-        notes: what else to tell of what was left out.
+        notes: further sentences on what was left out.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ def read_file(path: str | Path, name: str) -> bytes:
         with open_regular(path, follow=True) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
                 raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image: remove it from the data")
-            return file.read(size or 1)  # some files of the system have no size, and are no images
+            return file.read(size or 1)  # some files of the system have no size, and are not images
     except (OSError, ValueError) as error:
         if isinstance(error, BadImage):
             raise
@@ -100,7 +100,7 @@ def read_file(path: str | Path, name: str) -> bytes:
 
 
 def file_size(path: bytes) -> int:
-    """In bytes; -1 if there is no such file."""
+    """Size in bytes; -1 if there is no such file."""
     try:
         return os.stat(path).st_size  # noqa: PTH116, a million Path objects would cost more than the calls
     except OSError:
@@ -116,51 +116,39 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122
 
 
-def is_run_folder(folder: Path) -> bool:
-    """Whether a folder is that of a run of mixview, whose pictures are not data."""
-    try:
-        if not (folder / "config.yaml").is_file():
-            return False
-        with open_regular(folder / "status.json", follow=True) as file:
-            status = json.loads(file.read(1 << 20))
-        return isinstance(status, dict) and {"state", "step"} <= status.keys()
-    except (OSError, ValueError, RecursionError):
-        return False
-
-
 def holds_runs_only(folder: Path) -> bool:
     """Whether a folder is that of a run, or holds nothing but such folders, as `runs` does."""
-    if is_run_folder(folder):
+    if is_run(folder, check_status=True):
         return True
     try:
-        shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
-        first = next(shown, None)
+        visible = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
+        first = next(visible, None)
         return first is not None and all(
-            each.is_dir() and is_run_folder(each) for each in itertools.chain([first], shown)
+            each.is_dir() and is_run(each, check_status=True) for each in itertools.chain([first], visible)
         )
     except OSError:
         return False
 
 
-class Found(NamedTuple):
+class FoundImages(NamedTuple):
     """What there is under a folder."""
 
     images: list[str]
     """Relative paths, sorted."""
     skipped: dict[str, str]
-    """What looked like an image and is none: its path, and why."""
+    """What looked like an image and is not: its path, and why."""
     notes: list[str]
     """Sentences on what else was left out."""
 
 
-def find_images(root: Path) -> Found:
+def find_images(root: Path) -> FoundImages:
     """All images under a folder, and what was left out.
 
     Links are followed, but never into a folder that is being walked already, so that a loop of links ends. Hidden files
     and folders are not images (`._photo.jpg` is what macOS leaves beside one), and neither are the pictures in the
     folder of a run.
     """
-    found: list[str] = []
+    images: list[str] = []
     skipped: dict[str, str] = {}
     notes: list[str] = []
     unread: dict[str, list[str]] = {}
@@ -174,7 +162,7 @@ def find_images(root: Path) -> Found:
             if identity in ancestors:
                 skipped[prefix] = "is a link to a folder that holds it"
                 continue
-            if is_run_folder(folder):
+            if is_run(folder, check_status=True):
                 notes.append(f"left out {prefix or root}: it is the folder of a run of mixview, not data")
                 continue
             entries = os.scandir(folder)
@@ -194,7 +182,7 @@ def find_images(root: Path) -> Found:
                         waiting.append((name, (*ancestors, identity)))
                     elif image:
                         if entry.is_file():
-                            found.append(name)
+                            images.append(name)
                         else:
                             skipped[name] = "is a broken link" if entry.is_symlink() else "is not a regular file"
                     elif unread_remedy(suffix_of(name)):
@@ -202,12 +190,12 @@ def find_images(root: Path) -> Found:
                 except OSError as error:  # a link to itself
                     if image:
                         skipped[name] = f"cannot be opened ({error.strerror})"
-    found.sort(key=os.fsencode)
+    images.sort(key=os.fsencode)
     for suffix, names in sorted(unread.items()):
         names.sort(key=os.fsencode)
         some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
         notes.append(f"left out {len(names)} files that end in {suffix} ({some}): {unread_remedy(suffix)}")
-    return Found(found, skipped, notes)
+    return FoundImages(images, skipped, notes)
 
 
 def require_folder(root: Path) -> None:
@@ -220,12 +208,12 @@ def require_folder(root: Path) -> None:
 
 def subfolders(root: Path) -> list[Path]:
     """The folders in a folder that may hold data: not the hidden ones, nor those of runs."""
-    shown = (path for path in sorted(root.iterdir()) if not path.name.startswith(".") and path.is_dir())
-    return [path for path in shown if not holds_runs_only(path)]
+    visible = (path for path in sorted(root.iterdir()) if not path.name.startswith(".") and path.is_dir())
+    return [path for path in visible if not holds_runs_only(path)]
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The subfolders that are named like the parts of a data set (train, val …), if there are no other folders."""
+    """The subfolders that are named like the parts of a dataset (train, val …), if there are no other folders."""
     folders = {path.name: path for path in subfolders(root)}
     named = {name: path for name, path in folders.items() if name.lower() in SPLITS}
     return named if len(named) == len(folders) else {}
@@ -239,17 +227,17 @@ def enter_split(root: Path, split: str | None) -> Path:
         return next((path for name, path in parts.items() if name.lower() in TRAIN_SPLITS), root)
     if split in parts:
         return parts[split]
-    known = f"it has {', '.join(parts)}" if parts else "it has no subfolders named like splits; leave split out"
-    raise SourceError(f"{root} has no split {split!r}: {known}")
+    hint = f"it has {', '.join(parts)}" if parts else "it has no subfolders named like splits; leave split out"
+    raise SourceError(f"{root} has no split {split!r}: {hint}")
 
 
-def images_in(root: Path) -> Found:
+def images_in(root: Path) -> FoundImages:
     """`find_images`, but raises if there are none."""
-    found = find_images(root)
-    if not found.images:
-        why = "".join(f"; {each}" for each in [*map(" ".join, found.skipped.items()), *found.notes][:3])
+    images = find_images(root)
+    if not images.images:
+        why = "".join(f"; {each}" for each in [*map(" ".join, images.skipped.items()), *images.notes][:3])
         raise SourceError(f"{root} holds no images (files ending in .jpg, .png …) at any depth{why}: check the path")
-    return found
+    return images
 
 
 @final
@@ -265,8 +253,8 @@ class Folder(ImageFiles):
 
     def __init__(self, root: str | Path, split: str | None = None) -> None:
         root = enter_split(Path(root), split)
-        found = images_in(root)
-        super().__init__(root, PackedStrings(found.images), skipped=found.skipped, notes=found.notes)
+        images = images_in(root)
+        super().__init__(root, PackedStrings(images.images), skipped=images.skipped, notes=images.notes)
 
 
 @final
@@ -286,26 +274,26 @@ class ClassFolders(ImageFiles):
     def __init__(self, root: str | Path, split: str | None = None) -> None:
         top = Path(root)
         root = enter_split(top, split)
-        found, skipped, notes = images_in(root)
-        folders = [name.partition("/")[0] if "/" in name else "" for name in found]
+        images, skipped, notes = images_in(root)
+        folders = [name.partition("/")[0] if "/" in name else "" for name in images]
         if "" in folders:
             solution = kaggle_solution(root)
             if solution is None:
                 raise SourceError(
-                    f"{root} has images outside of any class folder, {found[folders.index('')]} first: "
+                    f"{root} has images outside of any class folder, {images[folders.index('')]} first: "
                     "move them into one, or open it with kind='folder', without labels"
                 )
-            unknown = [name for name in found if Path(name).stem not in solution]
+            unknown = [name for name in images if Path(name).stem not in solution]
             if unknown:
                 raise SourceError(
                     f"LOC_val_solution.csv has no label for {unknown[0]}: restore it, or remove the image"
                 )
-            folders = [solution[Path(name).stem] for name in found]
+            folders = [solution[Path(name).stem] for name in images]
         names = sorted(set(folders))
         index = {name: number for number, name in enumerate(names)}
         labels = np.fromiter((index[folder] for folder in folders), dtype=np.int64, count=len(folders))
         classes = synset_names(root, names) if all(map(SYNSET.fullmatch, names)) else tuple(names)
-        super().__init__(root, PackedStrings(found), labels, classes, skipped, notes)
+        super().__init__(root, PackedStrings(images), labels, classes, skipped, notes)
 
 
 def looks_like_classes(root: Path) -> bool:
@@ -334,22 +322,23 @@ def kaggle_solution(root: Path) -> dict[str, str] | None:
 
 def synset_names(root: Path, synsets: Sequence[str]) -> tuple[str, ...]:
     """The names of ImageNet's classes, from its own files or (all 1000) torchvision; else the synsets themselves."""
-    words: dict[str, str] = {}
+    names: dict[str, str] = {}
     for folder in (root, *list(root.parents)[:4]):
         for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
             path = folder / name
             if path.is_file():
                 lines = path.read_text(encoding="utf-8").splitlines()
-                words = {line.split(" ", 1)[0]: line.split(" ", 1)[-1].split(",")[0].strip() for line in lines}
+                names = {line.split(" ", 1)[0]: line.split(" ", 1)[-1].split(",")[0].strip() for line in lines}
                 break
-    if not words and len(synsets) == 1000:  # sorted synsets are the order of every ImageNet classifier
+    if not names and len(synsets) == 1000:  # sorted synsets are the order of every ImageNet classifier
         from torchvision.models import ResNet18_Weights
 
-        words = dict(zip(synsets, ResNet18_Weights.IMAGENET1K_V1.meta["categories"], strict=True))
-    named = [words.get(synset, synset) for synset in synsets]
+        names = dict(zip(synsets, ResNet18_Weights.IMAGENET1K_V1.meta["categories"], strict=True))
+    class_names = [names.get(synset, synset) for synset in synsets]
     # "crane" is a bird and a machine
     return tuple(
-        f"{name} ({synset})" if named.count(name) > 1 else name for name, synset in zip(named, synsets, strict=True)
+        f"{name} ({synset})" if class_names.count(name) > 1 else name
+        for name, synset in zip(class_names, synsets, strict=True)
     )
 
 
@@ -432,10 +421,10 @@ def parse_table(
         where, label = 0, (1 if len(header) > 1 else None)
     else:
         rows = rows[1:]
-        found = find_column(header, path_column, PATH_COLUMNS, path)
-        if found is None:
+        path_index = find_column(header, path_column, PATH_COLUMNS, path)
+        if path_index is None:
             raise SourceError(f"{path} has the columns {', '.join(header)}: say which is the path with path_column")
-        where, label = found, find_column(header, label_column, LABEL_COLUMNS, path)
+        where, label = path_index, find_column(header, label_column, LABEL_COLUMNS, path)
     width = max(where, label or 0)
     for number, row in enumerate(rows):
         if len(row) <= width:

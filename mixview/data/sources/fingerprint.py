@@ -28,11 +28,11 @@ def fingerprint(
     return f"{len(names) if count is None else count} images, {int(sizes.clip(0).sum())} bytes, {digest.hexdigest()}"
 
 
-def explain_change(recorded: str, found: str) -> str | None:
+def explain_change(recorded: str, current: str) -> str | None:
     """One sentence on how a source changed since its fingerprint was recorded; None if it did not."""
-    if recorded == found:
+    if recorded == current:
         return None
-    for was, now in zip(recorded.split(", "), found.split(", "), strict=False):
+    for was, now in zip(recorded.split(", "), current.split(", "), strict=False):
         if was != now and was.split()[-1] in ("images", "bytes"):
             return f"the source had {was} when the run began and has {now} now: restore it, or start a new run"
     return "the source has other names, sizes or labels than when the run began: restore it, or start a new run"

@@ -20,7 +20,7 @@ class HuggingFace(Source):
 
     Args:
         root: the folder.
-        split: of a DatasetDict; by default train.
+        split: split of a DatasetDict; by default train.
         image_column: by default the only column of images.
         label_column: by default the only column of class labels.
     """
@@ -47,10 +47,10 @@ class HuggingFace(Source):
         except Exception as error:  # whatever Arrow, json and the library raise
             raise SourceError(f"{root} cannot be opened by datasets ({error}): save it to disk again") from error
         if isinstance(content, datasets.DatasetDict):
-            wanted = split or ("train" if "train" in content else next(iter(content)))
-            if wanted not in content:
-                raise SourceError(f"{root} has no split {wanted!r}: it has {', '.join(content)}")
-            table, self.split = content[wanted], wanted
+            split_name = split or ("train" if "train" in content else next(iter(content)))
+            if split_name not in content:
+                raise SourceError(f"{root} has no split {split_name!r}: it has {', '.join(content)}")
+            table, self.split = content[split_name], split_name
         elif split is not None:
             raise SourceError(f"{root} has no split {split!r}: it has no splits; leave split out")
         else:
@@ -102,10 +102,10 @@ def pick_column(features: Any, name: str | None, feature: type, option: str, roo
         if name not in features:
             raise SourceError(f"{root} has no column {name!r}: it has {', '.join(features)}")
         return name
-    found = [each for each, type_ in features.items() if isinstance(type_, feature)]
-    if len(found) > 1:
-        raise SourceError(f"{root} has the columns {', '.join(found)}: say which one with {option}")
-    return found[0] if found else None
+    columns = [each for each, type_ in features.items() if isinstance(type_, feature)]
+    if len(columns) > 1:
+        raise SourceError(f"{root} has the columns {', '.join(columns)}: say which one with {option}")
+    return columns[0] if columns else None
 
 
 def locate(path: Path) -> Path | None:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from mixview.data.sources.base import BadImage, Pixels, Source
 from mixview.io.atomic import atomic_write
 
-Identities = npt.NDArray[np.uint64]
+ContentHashes = npt.NDArray[np.uint64]
 
 MAX_SAMPLED = 100_000
-"""Of a larger source so many images, evenly chosen, are recorded."""
+"""The most images of a source that are recorded; of a larger one, this many, evenly chosen."""
 
 
-def identity(stored: bytes | Pixels) -> int:
-    """A number for the content of an image."""
+def content_hash(stored: bytes | Pixels) -> int:
+    """A 64-bit hash of the content of an image."""
     digest = hashlib.blake2b(digest_size=8)
     if not isinstance(stored, bytes):
         digest.update(str(stored.shape).encode())
@@ -31,25 +31,25 @@ def identity(stored: bytes | Pixels) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def identities(source: Source, indices: Iterable[int]) -> Identities:
-    """[M] the numbers of these images, those that can be read."""
-    found = []
+def content_hashes(source: Source, indices: Iterable[int]) -> ContentHashes:
+    """[M] the hashes of these images, those that can be read."""
+    hashes = []
     for index in indices:
         try:
-            found.append(identity(source.read(index)))
+            hashes.append(content_hash(source.read(index)))
         except BadImage:
             continue
-    return np.array(found, dtype=np.uint64)
+    return np.array(hashes, dtype=np.uint64)
 
 
-def find_shared(source: Source, others: Identities) -> npt.NDArray[np.bool_]:
+def find_shared(source: Source, others: ContentHashes) -> npt.NDArray[np.bool_]:
     """[N] whether each image of a source has the content of one of these; one that cannot be read has not."""
-    shared = [np.isin(identities(source, [index]), others).any() for index in range(len(source))]
+    shared = [np.isin(content_hashes(source, [index]), others).any() for index in range(len(source))]
     return np.array(shared, dtype=np.bool_)
 
 
-def sample_identities(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0) -> Identities:
-    """[M] the numbers of a source's images, sorted: of all, or of an even sample where they are many or slow to read.
+def sample_hashes(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0) -> ContentHashes:
+    """[M] the hashes of a source's images, sorted: all, or an even sample where they are many or slow to read.
 
     Images are only read, not decoded. Every further one of a sequence that stays even wherever time runs out is taken.
     """
@@ -59,15 +59,15 @@ def sample_identities(source: Source, most: int = MAX_SAMPLED, seconds: float = 
     end = time.monotonic() + seconds
     parts = []
     for part in np.array_split(chosen[np.argsort(np.argsort(golden, kind="stable"), kind="stable")], -(-count // 64)):
-        parts.append(identities(source, part.tolist()))
+        parts.append(content_hashes(source, part.tolist()))
         if time.monotonic() > end:
             break
     return np.sort(np.concatenate(parts))
 
 
-def save_identities(path: Path, source: Source) -> None:
+def save_hashes(path: Path, source: Source) -> None:
     """Write which images a source has, and how many, unless the file is there already."""
     if not path.exists():
-        sampled = sample_identities(source)
+        sampled = sample_hashes(source)
         with atomic_write(path) as file:
             np.savez(file, identities=sampled, count=np.array(len(source)))

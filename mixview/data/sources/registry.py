@@ -1,4 +1,4 @@
-"""Any source by its path or its name. What a path is, is seen by looking at it; there is no registry to edit."""
+"""Datasets by path or name."""
 
 import importlib
 import inspect
@@ -23,8 +23,6 @@ from mixview.data.sources.files import (
 from mixview.data.sources.splits import parse_range, take_range
 from mixview.options import SourceOptions as SourceOptions
 from mixview.options import allows, brief, describe, did_you_mean
-
-"""Options of a source, as settings hold them: plain values, which no parser can take for anything else."""
 
 LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
 
@@ -55,7 +53,7 @@ FORMATS: dict[str, DatasetFormat] = {
         "tar shards: a folder, train-{000..146}.tar, https://…/{000..146}.tar",
         webdataset.locate,
     ),
-    "imagefolder": DatasetFormat(ClassFolders, "one subfolder a class (ImageNet as well), or train/ and val/ of such"),
+    "imagefolder": DatasetFormat(ClassFolders, "one subfolder per class (as ImageNet), or train/ and val/ of such"),
     "folder": DatasetFormat(Folder, "any folder of images, at any depth, without labels"),
     "list": DatasetFormat(FileList, "a text or CSV file of paths, with or without labels"),
     "npz": DatasetFormat(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
@@ -74,7 +72,7 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "voc": ("PASCAL VOC, all years there are", ("VOCdevkit",)),
     "coco": ("COCO", ("coco", "COCO", "coco2017")),
 }
-"""Published data sets, and where they lie in the folder of data sets (`MIXVIEW_DATA`)."""
+"""Published datasets, and where they are in the folder of datasets (`MIXVIEW_DATA`)."""
 
 
 def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | None = None, **options: Any) -> Source:
@@ -85,21 +83,25 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
             (drawn by mixview itself). What exists as a path is a path.
         split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
             which every class has its share.
-        kind: what the path is (see `FORMATS`), where looking at it would say something else.
-        options: of the kind: see its constructor. They may come from a file that somebody else wrote: where to write is
-            none of them.
+        kind: format of the data (see `FORMATS`); by default it is recognized.
+        options: options of the kind, the arguments of its constructor. They may come from a file that somebody else
+            wrote: where to write is not one of them.
     """
     if "split" in options:  # an argument by name, or one of the user's options
-        given = options.pop("split")
-        if split is not None and given not in (None, split):
-            raise SourceError(f"the data has two splits, {split!r} and, among its options, {given!r}: give one of them")
-        split = given if split is None else split
+        option = options.pop("split")
+        if split is not None and option not in (None, split):
+            raise SourceError(
+                f"the data has two splits, {split!r} and, among its options, {option!r}: give one of them"
+            )
+        split = option if split is None else split
     if split is not None and not isinstance(split, str):
-        raise SourceError(f"{split!r} is no split: give its name, such as train")
+        raise SourceError(f"{split!r} is not a split: give its name, such as train")
     if split is not None and "[" in split:
         name, part = parse_range(split)
         if part is None:
-            raise SourceError(f"{split!r} is no part of a split: write train[:5000], train[5000:10000] or train[5000:]")
+            raise SourceError(
+                f"{split!r} is not a part of a split: write train[:5000], train[5000:10000] or train[5000:]"
+            )
         return take_range(open_dataset(spec, name, kind=kind, **options), part.start, part.stop)
     text = str(spec)
     if text == "scenes" and kind is None:
@@ -127,12 +129,12 @@ def other_parts(spec: str, source: Source, names: Iterable[str], **options: Any)
 def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *place: Any) -> Source:
     """Construct a source; raise if it does not have an option, and name the one that was probably meant."""
     options = {name: value for name, value in options.items() if not (name == "split" and value is None)}
-    known = list(inspect.signature(make).parameters)[len(place) :]
+    parameters = list(inspect.signature(make).parameters)[len(place) :]
     for name in options:
-        if name not in known:
+        if name not in parameters:
             if name == "split":
                 raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
-            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, known)}")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, parameters)}")
     if not isinstance(options.get("cache", False), bool):
         raise SourceError(
             f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
@@ -163,33 +165,37 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
             return "npz", path
         if suffix in LIST_SUFFIXES:
             return "list", path
-        raise SourceError(f"{path} is a file that is no source: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …")
+        raise SourceError(
+            f"{path} is not a file that holds images: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …"
+        )
     if not path.exists():
         hint = suggest(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
         raise SourceError(f"there is neither a path nor a source named {text}{hint}")
     require_folder(path)
-    found = [(kind, family.locate(path)) for kind, family in FORMATS.items() if family.locate]
-    places = [(kind, place) for kind, place in found if place is not None]
+    locations = [
+        (kind, dataset_format.locate(path)) for kind, dataset_format in FORMATS.items() if dataset_format.locate
+    ]
+    places = [(kind, place) for kind, place in locations if place is not None]
     if len(places) > 1:
         names = ", ".join(str(place) for _, place in places)
-        raise SourceError(f"{path} holds several data sets, {names}: give the path of one")
+        raise SourceError(f"{path} holds several datasets, {names}: give the path of one")
     if places:
         kind, place = places[0]
         others = [each.name for each in subfolders(path) if each not in (place, *place.parents)]
-        if place != path and others:  # a folder of data sets, of which one is recognized
+        if place != path and others:  # a folder of datasets, of which one is recognized
             raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
         return kind, place
     return ("imagefolder" if looks_like_classes(enter_split(path, None)) else "folder"), path
 
 
 def data_folder() -> Path | None:
-    """The folder of data sets, from the environment."""
+    """The folder of datasets, from the environment."""
     folder = os.environ.get("MIXVIEW_DATA")
     return Path(folder) if folder else None
 
 
 def locate_named(name: str) -> Path | None:
-    """Where the data set of this name is, None if it is nowhere."""
+    """Where the dataset of this name is, None if it is nowhere."""
     base = data_folder()
     for place in NAMES[name][1]:
         if place.startswith("/"):
@@ -202,11 +208,11 @@ def locate_named(name: str) -> Path | None:
 
 
 def find_named(name: str) -> Path:
-    """Where the data set of this name is."""
+    """Where the dataset of this name is."""
     path = locate_named(name)
     if path is None:
         base = data_folder()
-        where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your data sets"
+        where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your datasets"
         raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or give its path instead")
     return path
 

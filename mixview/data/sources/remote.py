@@ -19,7 +19,7 @@ NEAR = 1024 * 1024
 """A read that begins within this much behind the last one goes on reading; anything else jumps."""
 
 MAX_READ = 1 << 29
-"""Bytes that are asked for at once, no image is larger, and what a shard says of itself may be wrong."""
+"""Bytes that are requested at once, no image is larger, and what a shard says of itself may be wrong."""
 MIN_RATE = 1024
 """Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
 MAX_SHOWN = 200
@@ -59,7 +59,7 @@ class Paced(io.RawIOBase):
 
 
 class PacedResponse(http.client.HTTPResponse):
-    """An answer that has to keep coming: a timeout of the socket's own begins anew with every byte."""
+    """An answer that has to keep coming: a timeout of the socket's own starts again with every byte."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
@@ -108,11 +108,11 @@ OPENER = make_opener()
 class RemoteFile(io.RawIOBase):
     """A file behind an http(s) URL that can be read at any position.
 
-    Bytes are asked for by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
-    16 MiB), reading here and there only what is asked for: one object serves both a shard that is streamed and an image
+    Bytes are requested by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
+    16 MiB), reading here and there only what is requested: one object serves both a shard that is streamed and an image
     that is picked. When the connection drops, the next request begins at the byte where it dropped; `retries` such
     interruptions without a kilobyte between them are given up on. A file that changes while it is read is an error, and
-    so is an answer that is not what was asked for.
+    so is an answer that is not what was requested.
 
     Args:
         url: http:// or https://.
@@ -178,12 +178,12 @@ class RemoteFile(io.RawIOBase):
         """The buffer with these bytes in it."""
         end = self._start + len(self._buffer)
         if self._start <= start <= end:  # keep what is there already of the bytes that are wanted
-            kept, first = self._buffer[start - self._start :], end
+            buffered, first = self._buffer[start - self._start :], end
         else:
-            kept, first = b"", start
+            buffered, first = b"", start
         self._ahead = min(self._ahead * 2, MAX_FETCH) if self._start <= start <= end + NEAR else MIN_FETCH
         fetched = self._fetch(first, max(stop, first + self._ahead))
-        self._buffer, self._start = kept + fetched, start
+        self._buffer, self._start = buffered + fetched, start
 
     def _fetch(self, start: int, stop: int) -> bytes:
         """Bytes from the server, in as many requests as it takes."""
@@ -215,23 +215,23 @@ class RemoteFile(io.RawIOBase):
         request = urllib.request.Request(self.url, headers=headers)
         with OPENER.open(request, timeout=self.timeout) as response:
             sent = response.headers.get("Content-Range", "")
-            whole = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", sent, re.ASCII)
-            if response.status != 206 or not whole or int(whole[1]) != start:
+            match = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", sent, re.ASCII)
+            if response.status != 206 or not match or int(match[1]) != start:
                 raise SourceError(
                     f"the server of {self.url} does not answer Range requests, without which no image can be picked: "
                     "use another server (nginx, S3 …), or download the file"
                 )
-            if not start <= int(whole[2]) < min(stop, int(whole[3])):
+            if not start <= int(match[2]) < min(stop, int(match[3])):
                 raise SourceError(
                     f"the server of {self.url} answers with {sent!r} to the question for bytes {start}-{stop - 1}: use "
                     "another server (nginx, S3 …), or download the file"
                 )
             version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
-            size = int(whole[3])
+            size = int(match[3])
             if self._size and (size, version) != (self._size, self.version):
                 raise SourceError(f"{self.url} changed while it was read: open the source again")
             self._size, self.version = size, version
-            missing = int(whole[2]) + 1 - start
+            missing = int(match[2]) + 1 - start
             while missing > 0 and (piece := response.read1(min(missing, 64 * 1024))):
                 data += piece
                 missing -= len(piece)

@@ -1,8 +1,8 @@
-"""Parts of a source: a fraction, some images a class, a range such as train[:5000], a list of files.
+"""Parts of a source: a fraction, some images per class, a range such as train[:5000], a list of files.
 
 Which images are chosen is decided by a hash of the seed and each image's name: the same on every machine and with every
-version of every library, whatever the order of the files. With one seed and one label an image, the 1 % lies within the
-10 %, and 1 image a class within 5.
+version of every library, whatever the order of the files. With one seed and one label per image, the 1 % lies within
+the 10 %, and 1 image per class within 5.
 """
 
 import hashlib
@@ -56,9 +56,9 @@ class Subset(Source):
 
     def fingerprint(self) -> str:
         """The count of the part, the bytes of the whole (where it has any: what is drawn has none), a hash of both."""
-        whole = self.source.fingerprint()
-        digest = hashlib.blake2b(whole.encode() + self.indices.tobytes(), digest_size=8).hexdigest()
-        return ", ".join([f"{len(self)} images", *whole.split(", ")[1:2], digest])
+        parent = self.source.fingerprint()
+        digest = hashlib.blake2b(parent.encode() + self.indices.tobytes(), digest_size=8).hexdigest()
+        return ", ".join([f"{len(self)} images", *parent.split(", ")[1:2], digest])
 
     def labels(self) -> npt.NDArray[np.int64] | None:
         labels = self.source.labels()
@@ -78,10 +78,10 @@ class Subset(Source):
 
 
 def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
-    """A share of the images with the share of each class kept, and at least one image a class.
+    """A share of the images with the share of each class kept, and at least one image per class.
 
-    With label sets the share of each class is kept as well as may be, beginning with the rarest (after Sechidis et al.,
-    2011), and the part is about as large as asked for; without any labels the choice is by chance alone.
+    With label sets the share of each class is kept as far as possible, beginning with the rarest (after Sechidis et
+    al., 2011), and the part is about as large as requested; without any labels the choice is by chance alone.
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be within (0, 1], got {fraction}: 0.01 is 1 %")
@@ -99,7 +99,7 @@ def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
 def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
     """`count` images of each class; with label sets these may overlap, and what is "difficult" does not count."""
     if count < 1:
-        raise ValueError(f"count must be at least 1 image a class, got {count}")
+        raise ValueError(f"count must be at least 1 image per class, got {count}")
     order = shuffled(source, seed)
     labels, label_sets = source.labels(), source.label_sets()
     if labels is not None:
@@ -107,7 +107,7 @@ def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
     elif label_sets is not None:
         present = label_sets == 1
     else:
-        raise SourceError(f"{source!r} has no labels to choose {count} images a class by: use take_fraction")
+        raise SourceError(f"{source!r} has no labels to choose {count} images per class by: use take_fraction")
     few = np.flatnonzero(present.sum(axis=0) < count)
     if few.size:
         name = source.classes[few[0]] if source.classes else str(few[0])
@@ -140,11 +140,11 @@ def take_range(source: Source, start: int | None, stop: int | None) -> Subset:
 
 def parse_range(split: str) -> tuple[str | None, slice | None]:
     """The split and the range of `train[5000:10000]`; of anything else itself and None."""
-    found = re.fullmatch(r"(\w*)\[(\d*):(\d*)\]", split)
-    if found is None:
+    match = re.fullmatch(r"(\w*)\[(\d*):(\d*)\]", split)
+    if match is None:
         return split, None
-    start, stop = (int(each) if each else None for each in found.groups()[1:])
-    return found[1] or None, slice(start, stop)
+    start, stop = (int(each) if each else None for each in match.groups()[1:])
+    return match[1] or None, slice(start, stop)
 
 
 def take_evenly(source: Source, count: int) -> Source:
@@ -159,28 +159,28 @@ def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
 
     Args:
         source: the whole.
-        files: their names, or a text file with one a line. A name is what `source.name` says, or only its last part if
-            that is unique, as in the published lists of ImageNet's 1 % and 10 %.
+        files: their names, or a text file with one per line. A name is what `source.name` says, or only its last part
+            if that is unique, as in the published lists of ImageNet's 1 % and 10 %.
     """
     if isinstance(files, str | Path):
         try:
             with Path(files).open(encoding="utf-8", errors="surrogateescape") as file:
-                wanted = [name for name, _ in parse_lines(file)]
+                names = [name for name, _ in parse_lines(file)]
         except OSError as error:
             raise SourceError(f"the list {files} cannot be read ({error.strerror}): check the path") from error
     else:
-        wanted = list(files)
+        names = list(files)
     exact = {source.name(index): index for index in range(len(source))}
     last: dict[str, int] = {}
     for name, index in exact.items():
         base = name.rpartition("/")[2]
         last[base] = index if base not in last else -1
-    indices = [exact.get(name, last.get(name, -2)) for name in wanted]
-    for problem, words in ((-2, "not in"), (-1, "the last part of several names in")):
+    indices = [exact.get(name, last.get(name, -2)) for name in names]
+    for problem, where in ((-2, "not in"), (-1, "the last part of several names in")):
         if problem in indices:
-            name = wanted[indices.index(problem)]
+            name = names[indices.index(problem)]
             raise SourceError(
-                f"{indices.count(problem)} of the {len(wanted)} files in the list are {words} {source!r}, {name} for "
+                f"{indices.count(problem)} of the {len(names)} files in the list are {where} {source!r}, {name} for "
                 f"one: write names as {source.name(0)}"
             )
     return Subset(source, np.array(indices, dtype=np.int64))
@@ -219,8 +219,8 @@ def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: floa
     rarer = np.zeros(len(order), dtype=np.bool_)
     for column in np.argsort(counts, kind="stable"):
         own = present[:, column]
-        wanted = max(round(fraction * int(counts[column])), min(1, int(counts[column])))
-        missing = wanted - int((own & chosen).sum())
+        target = max(round(fraction * int(counts[column])), min(1, int(counts[column])))
+        missing = target - int((own & chosen).sum())
         free = np.concatenate([np.flatnonzero(own & ~chosen & ~rarer), np.flatnonzero(own & ~chosen & rarer)])
         chosen[free[: max(missing, 0)]] = True
         rarer |= own

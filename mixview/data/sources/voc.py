@@ -42,18 +42,18 @@ class Voc(ImageFiles):
         split = split or "trainval"
         folders = year_folders(root)
         if years is not None:
-            wanted = [f"VOC{year}" for year in re.findall(r"\d{4}", years)]
-            missing = sorted(set(wanted) - set(folders))
-            if missing or not wanted:
+            year_names = [f"VOC{year}" for year in re.findall(r"\d{4}", years)]
+            missing = sorted(set(year_names) - set(folders))
+            if missing or not year_names:
                 raise SourceError(f"{root} has {', '.join(folders)}, not years={years}: write years as 2007+2012")
-            folders = {name: folders[name] for name in wanted}
+            folders = {name: folders[name] for name in year_names}
         chosen = {name: folder for name, folder in folders.items() if (folder / MAIN / f"{split}.txt").is_file()}
         lacking = [folder for name, folder in folders.items() if name not in chosen]
         if lacking and (years is not None or not chosen):
-            known = sorted({path.stem for path in (lacking[0] / MAIN).glob("*.txt") if "_" not in path.stem})
+            splits = sorted({path.stem for path in (lacking[0] / MAIN).glob("*.txt") if "_" not in path.stem})
             raise SourceError(
                 f"{lacking[0]} has no split file {MAIN / f'{split}.txt'}: "
-                + (f"its splits are {', '.join(known)}" if known else "download the data set again")
+                + (f"its splits are {', '.join(splits)}" if splits else "download the dataset again")
             )
         self.split = split
         self.years = tuple(chosen)
@@ -87,15 +87,15 @@ class Voc(ImageFiles):
     def _read_label_sets(self, ids: dict[str, list[str]]) -> tuple[tuple[str, ...], npt.NDArray[np.int8]]:
         """The classes, and [N, classes] of 1, 0, -1."""
         suffix = f"_{self.split}"
-        found = [
+        class_files = [
             {path.stem.removesuffix(suffix): path for path in (folder / MAIN).glob(f"*{suffix}.txt")}
             for folder in self._folders.values()
         ]
-        classes = tuple(sorted(set().union(*found)))
+        classes = tuple(sorted(set().union(*class_files)))
         if not classes:
             return self._label_sets_of_annotations(ids)
         parts = []
-        for (year, folder), files in zip(self._folders.items(), found, strict=True):
+        for (year, folder), files in zip(self._folders.items(), class_files, strict=True):
             table = np.zeros((len(ids[year]), len(classes)), dtype=np.int8)
             row = {each: number for number, each in enumerate(ids[year])}
             for column, name in enumerate(classes):
@@ -129,11 +129,11 @@ def year_folders(root: Path) -> dict[str, Path]:
         return {root.name: root}
     for folder in (root, root / "VOCdevkit"):
         if folder.is_dir():
-            found = {
+            folders = {
                 path.name: path for path in sorted(folder.iterdir()) if YEAR.fullmatch(path.name) and path.is_dir()
             }
-            if found:
-                return found
+            if folders:
+                return folders
     raise SourceError(f"{root} holds no VOC2007 or other year: give the folder that holds JPEGImages, or VOCdevkit")
 
 
@@ -150,7 +150,7 @@ def read_split(path: Path) -> list[str]:
     """The images of a split."""
     ids = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
     if not ids:
-        raise SourceError(f"{path} names no images: restore it from the data set's archive")
+        raise SourceError(f"{path} names no images: restore it from the dataset's archive")
     return ids
 
 

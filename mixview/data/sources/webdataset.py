@@ -70,9 +70,9 @@ class ShardIndex:
         (names, name_ends), (labels, label_ends) = self.names.arrays, self.labels.arrays
         arrays: dict[str, Any] = {"starts": self.starts, "sizes": self.sizes, "names": names, "name_ends": name_ends}
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            whole = Path(folder) / "index.npz"
-            np.savez(whole, labels=labels, label_ends=label_ends, **arrays)
-            whole.replace(path)
+            temporary = Path(folder) / "index.npz"
+            np.savez(temporary, labels=labels, label_ends=label_ends, **arrays)
+            temporary.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "ShardIndex":
@@ -237,7 +237,7 @@ def walk_shard(file: RemoteFile | BinaryIO, shard: str) -> ShardIndex:
             last = -1
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # all members so far: it grows without end
-                if member.size < 0 or archive.offset <= last:  # or it would be walked for ever
+                if member.size < 0 or archive.offset <= last:  # or it would be walked forever
                     raise tarfile.ReadError("its headers lead backwards")
                 last = archive.offset
                 if not member.isreg() or Path(member.name).name.startswith("."):

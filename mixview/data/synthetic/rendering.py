@@ -162,7 +162,7 @@ def bricks(u: Floats, v: Floats, table: Floats) -> Floats:
 
 
 def pebbles(u: Floats, v: Floats, table: Floats) -> Floats:
-    """Each point takes the tone of the nearest of the jittered cell centers, darker towards the seams."""
+    """Each point takes the tone of the nearest of the jittered cell centers, darker toward the seams."""
     column, row = np.floor(u).astype(np.int64), np.floor(v).astype(np.int64)
     nearest = np.full(u.shape, 9, np.float32)
     second, tone = nearest.copy(), np.zeros_like(nearest)
@@ -366,7 +366,7 @@ class Outline(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Objects to lay on a canvas, at most one an image."""
+    """Objects to lay on a canvas, at most one per image."""
 
     rows: Ints
     """[n] the images that have one."""
@@ -412,7 +412,7 @@ def difference(values: Floats, axis: int) -> Floats:
 
 
 def shine(surface: Floats, amount: Floats) -> None:
-    """Lighten towards white where `amount` is positive, darken towards black where it is negative, in place."""
+    """Lighten toward white where `amount` is positive, darken toward black where it is negative, in place."""
     surface += np.maximum(amount, 0) * (1 - surface) + np.minimum(amount, 0) * surface
 
 
@@ -473,15 +473,15 @@ class Staging(NamedTuple):
     """How much of a scene is object, and how much goes on around it."""
 
     grounds: int
-    """The background's texture is one of so many first `GROUNDS`,"""
+    """The background's texture is one of this many first `GROUNDS`,"""
     ground_contrast: float
-    """of this contrast at most."""
+    """with at most this contrast."""
     behind: int
-    """At most so many pieces of clutter stand behind the objects,"""
+    """At most this many pieces of clutter stand behind the objects,"""
     front: float
     """and with this probability one in front."""
     scale: tuple[float, float]
-    """Of an object: it covers a quarter of scale² of the image."""
+    """Scale of an object, which covers a quarter of scale² of the image."""
     shift: float
     """How far from its place an object may be, either way."""
     tilt: float
@@ -493,7 +493,7 @@ class Staging(NamedTuple):
     pattern_contrast: float
     """and at most by how much the two colors of its pattern are lighter and darker than that."""
     period: tuple[float, float]
-    """Of the pattern, in units of the object."""
+    """Period of the pattern, in units of the object."""
     blur: float
     """The most that an image is blurred."""
 
@@ -510,10 +510,10 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     """Draw N scenes.
 
     Args:
-        numbers: of the N images.
+        numbers: numbers of the N images.
         classes: [N, K] the class of each of up to K objects, from the back to the front; -1 for none. With K = 1 the
             object is large and about the middle (`SINGLE`); with more, each has a quarter of the image (`MULTIPLE`).
-        size: of the image, in pixels, both ways.
+        size: image size in pixels, both ways.
 
     Returns:
         [N, size, size, 3] the images, and [N, K, size, size] the visible part of each object.

@@ -1,4 +1,4 @@
-"""scenes, the data set that mixview draws itself: textured objects on textured backgrounds, labels, boxes and masks.
+"""scenes, the dataset that mixview draws itself: textured objects on textured backgrounds, labels, boxes and masks.
 
     train = Scenes(count=5000, size=32, seed=0, split="train")
     train.read(0)          # [32, 32, 3] uint8
@@ -42,10 +42,10 @@ class Scenes(Source):
 
     Args:
         count: number of images.
-        size: of the images, in pixels, both ways.
-        seed: another seed is another data set.
+        size: image size in pixels, both ways.
+        seed: another seed is another dataset.
         split: `"train"`, `"val"` or `"test"`: no image of one is in another.
-        objects: `"single"`, one object and a label an image, or `"multiple"`, one to four objects and a set of labels.
+        objects: `"single"`, one object and label per image, or `"multiple"`, one to four objects and a set of labels.
         classes: number of classes, the first of star, heart, arrow, crescent, ring, cross, gear, leaf, bolt, mushroom,
             fish, key, house, clover, drop, hourglass.
         cache: folder for drawn images; by default `mixview/scenes` in the user's cache folder, or under
@@ -122,7 +122,7 @@ class Scenes(Source):
 
     def objects(self, index: int) -> Objects:
         """The objects, from the back to the front, with the masks and the boxes of what is visible of them."""
-        # One at a time costs as much as several: whoever goes through the masks in order has the next ones ready.
+        # One at a time costs as much as several: a reader that goes through the masks in order has the next ones ready.
         step = max(1, 2**14 // self.size**2)
         group, position = divmod(self._check(index), step)
         if self._masks is None or self._masks[0] != group:

@@ -3,7 +3,7 @@
     write([Scenes(5000, split="train"), Scenes(1000, split="test")], Path("scenes"), "voc")
 
 A folder is written beside its place and moved there at the end, so a run that broke leaves a folder whose name ends in
-`.part` and never half a data set.
+`.part` and never half a dataset.
 """
 
 import json
@@ -24,7 +24,7 @@ from mixview.data.synthetic.scenes import Scenes
 Layout = Literal["folder", "voc", "coco"]
 LAYOUTS: tuple[Layout, ...] = ("folder", "voc", "coco")
 QUALITY = 92
-"""Of the JPEG files: without visible loss."""
+"""JPEG quality without visible loss."""
 
 
 def write(
@@ -33,7 +33,7 @@ def write(
     """Write scenes to a new folder, with a progress bar, and return it.
 
     Args:
-        scenes: one split, or several of one data set.
+        scenes: one split, or several of one dataset.
         folder: where to; it must not exist, or be empty.
         layout: `"folder"`: `<split>/<class>/<name>.jpg`, what ImageFolder reads (one object an image only).
             `"voc"`: `VOCdevkit/VOC2007/` with `trainval` (halved into `train` and `val`) and `test`.

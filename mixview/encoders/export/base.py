@@ -1,4 +1,4 @@
-"""What is exported, and what a format has written of it."""
+"""The encoder to export, and the files that a format has written."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -23,23 +23,23 @@ PLAIN_RESNETS = frozenset(
 
 
 @dataclass(frozen=True)
-class Cargo:
-    """An encoder on its way out."""
+class ExportSource:
+    """An encoder to export."""
 
-    subject: LoadedEncoder
+    loaded: LoadedEncoder
     spec: Spec
     tensors: dict[str, Tensor]
     header: str
     """What rebuilds the encoder, as text: every format that can carry it does."""
 
     @classmethod
-    def of(cls, subject: LoadedEncoder) -> "Cargo":
+    def of(cls, loaded: LoadedEncoder) -> "ExportSource":
         """What there is to export of an encoder."""
-        if subject.spec is None:
-            raise ValueError(f"{subject.name} have no network to export: name a run, a file or a model")
-        spec = subject.spec | {"size": subject.size, "feature_dim": subject.feature_dim}
-        about = subject.about | describe_normalize(subject.normalize)
-        return cls(subject, spec, plain_tensors(subject.encoder), write_header(spec, about))
+        if loaded.spec is None:
+            raise ValueError(f"{loaded.name} have no network to export: name a run, a file or a model")
+        spec = loaded.spec | {"size": loaded.size, "feature_dim": loaded.feature_dim}
+        about = loaded.about | describe_normalize(loaded.normalize)
+        return cls(loaded, spec, plain_tensors(loaded.encoder), write_header(spec, about))
 
     @property
     def library(self) -> str:
@@ -51,7 +51,7 @@ class Cargo:
         """The network's name in its library, without a tag of weights."""
         return str(self.spec["name"]).partition("/")[2].partition(".")[0]
 
-    def named_in(self, library: str, remedy: str) -> str:
+    def model_name_in(self, library: str, remedy: str) -> str:
         """The network's name in a library, or an error that says what to do instead."""
         if self.library == library or (self.library in ("torchvision", "timm") and self.model in PLAIN_RESNETS):
             return self.model
@@ -60,30 +60,30 @@ class Cargo:
     def stem_lines(self) -> list[str]:
         """Python that gives a library's `model` the first layer of this one, where it has another."""
         lines = []
-        encoder = self.subject.encoder
-        found = first_convolution(encoder)
+        encoder = self.loaded.encoder
+        first = first_convolution(encoder)
         small = self.spec["stem"] == "small"
         if small and not isinstance(getattr(encoder, "conv1", None), nn.Conv2d):  # timm's deep stem
             lines += ["for layer in model.conv1.modules():", "    if isinstance(layer, torch.nn.Conv2d):"]
             lines += ["        layer.stride = (1, 1)"]
-        elif found is not None and (small or (self.library == "torchvision" and self.spec["channels"] != 3)):
-            lines.append(f'model.set_submodule("{found[0]}", torch.nn.{found[1]!r})')
+        elif first is not None and (small or (self.library == "torchvision" and self.spec["channels"] != 3)):
+            lines.append(f'model.set_submodule("{first[0]}", torch.nn.{first[1]!r})')
         if small:
             lines.append("model.maxpool = torch.nn.Identity()  # the small stem")
         return lines
 
-    def shape_words(self) -> str:
+    def shape_comment(self) -> str:
         """What goes in and what comes out, as a comment."""
         size, channels = self.spec["size"], self.spec["channels"]
         return f"# images [N, {channels}, {size}, {size}], normalized -> features [N, {self.spec['feature_dim']}]"
 
     def normalize_line(self) -> str:
         """The colors that images are normalized by, as a comment."""
-        mean, std = self.subject.normalize.values(int(self.spec["channels"]))
+        mean, std = self.loaded.normalize.values(int(self.spec["channels"]))
         return f"# normalized: (pixels / 255 - {rounded(mean)}) / {rounded(std)}"
 
 
-class Written(NamedTuple):
+class ExportedFiles(NamedTuple):
     """What a format has written, before it is put where it belongs."""
 
     main: Path
@@ -97,7 +97,7 @@ class Written(NamedTuple):
     """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
 
     def run(self, images: Tensor) -> Tensor:
-        """What the snippet makes of images: what the user is told to write is what is checked."""
+        """What the snippet makes of images: the code that the user sees is the code that is checked."""
         namespace: dict[str, Any] = {"images": images}
         with torch.inference_mode():
             exec(fill_path(self.snippet, self.main), namespace)
@@ -113,9 +113,9 @@ def rounded(values: list[float]) -> str:
     return "[" + ", ".join(f"{value:.4g}" for value in values) + "]"
 
 
-def normalize_of(cargo: Cargo) -> Normalize:
+def normalize_of(source: ExportSource) -> Normalize:
     """With as many values as there are channels."""
-    mean, std = cargo.subject.normalize.values(int(cargo.spec["channels"]))
+    mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
     return Normalize(tuple(mean), tuple(std))
 
 

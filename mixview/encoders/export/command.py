@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mixview.data.synthetic.scenes import Scenes
 from mixview.encoders.export import detectron2, graphs, huggingface, state_dicts
-from mixview.encoders.export.base import Cargo, Written, fill_path
+from mixview.encoders.export.base import ExportedFiles, ExportSource, fill_path
 from mixview.encoders.export.model_card import is_card, make_card
 from mixview.encoders.inference import Encoder
 from mixview.encoders.loading import EncoderConfig
@@ -35,9 +35,9 @@ TOLERANCE = 1e-4
 class Format(NamedTuple):
     """How an encoder is written for one program."""
 
-    write: Callable[[Cargo, Path], Written]
+    write: Callable[[ExportSource, Path], ExportedFiles]
     suffixes: tuple[str, ...]
-    """Of its file, the usual one first."""
+    """Suffixes of its file, the usual one first."""
     needs: tuple[str, ...] = ()
     """Packages that only this format needs."""
     stem: str = "model"
@@ -57,7 +57,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-COMPANIONS = frozenset({"config.json", "preprocessor_config.json"})
+SIDE_FILES = frozenset({"config.json", "preprocessor_config.json"})
 """What some formats write beside the weights."""
 
 
@@ -66,7 +66,7 @@ class Export(EncoderConfig):
     """Write an encoder for another program."""
 
     format: FormatName = "safetensors"
-    """The program that is to read it."""
+    """Format of the program that will read it."""
     out: Annotated[str, ROOM] = "exported"
     """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
 
@@ -77,36 +77,36 @@ class Export(EncoderConfig):
         is_file = out.suffix in form.suffixes and not form.folder and not out.is_dir()
         if not is_file and (out.is_file() or (out.suffix and not out.is_dir())):
             kinds = " or ".join(form.suffixes)
-            wanted = "a folder" if form.folder else f"a folder or a file ending in {kinds}"
-            raise ValueError(f"{self.format} is written to {wanted}, not to {out.name!r}")
+            expected = "a folder" if form.folder else f"a folder or a file ending in {kinds}"
+            raise ValueError(f"{self.format} is written to {expected}, not to {out.name!r}")
         for name in form.needs:
             import_optional(name, "export")
-        cargo = Cargo.of(self.load())
+        source = ExportSource.of(self.load())
         folder = out.parent if is_file else out
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as made:
+        with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as temporary:
             name = out.name if is_file else f"{form.stem}{form.suffixes[0]}"
-            written = form.write(cargo, Path(made) / name)
-            difference = check(cargo, written)
+            exported = form.write(source, Path(temporary) / name)
+            difference = check(source, exported)
             place = out if is_file else folder / name
-            names = sorted(path.name for path in Path(made).iterdir())
+            names = sorted(path.name for path in Path(temporary).iterdir())
             if is_file:  # what stands beside a file would be anybody's
                 names = [name]
             if form.folder:
                 place = folder
-            sentence = checked(written, difference)
-            card = make_card(cargo, written, self.format, place, names, sentence)
+            sentence = check_sentence(exported, difference)
+            card = make_card(source, exported, self.format, place, names, sentence)
             for each in names:
-                (Path(made) / each).replace(folder / each)
+                (Path(temporary) / each).replace(folder / each)
             if not is_file and is_card(folder / "README.md"):
-                for stale in COMPANIONS.difference(names):  # of an earlier export, about other weights
+                for stale in SIDE_FILES.difference(names):  # of an earlier export, about other weights
                     (folder / stale).unlink(missing_ok=True)
         with atomic_write(out.with_suffix(".md") if is_file else folder / "README.md") as file:
             file.write(card.encode())
         say(f"wrote {place} ({self.format}) and its model card")
-        for note in (sentence, *written.notes):
+        for note in (sentence, *exported.notes):
             say(note)
-        say(f"\n{fill_path(written.snippet, place)}\n{cargo.normalize_line()}")
+        say(f"\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}")
         return place
 
 
@@ -115,51 +115,51 @@ def export(encoder: str, **options: Any) -> Path:
 
     Args:
         encoder: a run's folder, a file of weights, or a model by name.
-        options: of `Export`.
+        options: fields of `Export`.
     """
     return Export(encoder=encoder, **options).run()
 
 
-def probe_images(cargo: Cargo, count: int = 3) -> Tensor:
+def probe_images(source: ExportSource, count: int = 3) -> Tensor:
     """Scenes, as the encoder is shown images: [3, C, S, S]."""
-    size = max(32, min(int(cargo.spec["size"]), 224))
+    size = max(32, min(int(source.spec["size"]), 224))
     scenes = Scenes(count, size, 0, "val", cache=False)
-    encoder = Encoder(cargo.subject, torch.device("cpu"))
-    channels = int(cargo.spec["channels"])
+    encoder = Encoder(source.loaded, torch.device("cpu"))
+    channels = int(source.spec["channels"])
     if channels in (1, 3):
         return torch.stack([encoder.prepare(scenes.read(index)) for index in range(count)])
     return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(0))
 
 
-def check(cargo: Cargo, written: Written) -> float:
+def check(source: ExportSource, exported: ExportedFiles) -> float:
     """The largest difference of features between the encoder and what was written, as its own program loads it."""
-    if written.reads is not None:
-        tensors, _ = written.reads(written.main)
-        kept = {name: each for name, each in cargo.tensors.items() if not name.endswith("num_batches_tracked")}
-        other = [name for name, each in kept.items() if name not in tensors or not torch.equal(tensors[name], each)]
+    if exported.reads is not None:
+        tensors, _ = exported.reads(exported.main)
+        own = {name: each for name, each in source.tensors.items() if not name.endswith("num_batches_tracked")}
+        other = [name for name, each in own.items() if name not in tensors or not torch.equal(tensors[name], each)]
         if other:
             raise ValueError(
                 f"{other[0]} is not what it was once it is read back, so nothing was kept: use --format safetensors, "
                 "and report this network"
             )
         return 0.0
-    images = probe_images(cargo)
+    images = probe_images(source)
     with torch.inference_mode():
-        expected = cargo.subject.encoder.cpu().eval()(images)
-    found = written.run(images).cpu()
-    difference = float((found - expected).abs().max()) if found.shape == expected.shape else float("inf")
+        expected = source.loaded.encoder.cpu().eval()(images)
+    features = exported.run(images).cpu()
+    difference = float((features - expected).abs().max()) if features.shape == expected.shape else float("inf")
     scale = max(1.0, float(expected.abs().max()))
     if not difference <= TOLERANCE * scale:
         raise ValueError(
-            f"{' and '.join(written.by)} makes other features of what was written (they differ by {difference:g}), so "
+            f"{' and '.join(exported.by)} makes other features of what was written (they differ by {difference:g}), so "
             "nothing was kept: use --format safetensors, and report this network"
         )
     return difference
 
 
-def checked(written: Written, difference: float) -> str:
-    """What was checked, in a sentence."""
-    if not written.by:
+def check_sentence(exported: ExportedFiles, difference: float) -> str:
+    """A sentence on what was checked."""
+    if not exported.by:
         return "Checked by reading it back: the same weights. Detectron2 itself was not run."
-    versions = " and ".join(f"{name} {version(name)}" for name in written.by)
+    versions = " and ".join(f"{name} {version(name)}" for name in exported.by)
     return f"Checked with {versions}: the same features as mixview's own, to {difference:.1e}."

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mixview.encoders.export.base import Cargo, Written, join_lines
+from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines
 from mixview.io.atomic import write_bytes
 from mixview.io.pickles import PickledArray, UntrustedPickle, read_arrays
 
@@ -53,21 +53,21 @@ def to_detectron2(state: Mapping[str, Tensor]) -> Arrays:
 
     `num_batches_tracked`, which Detectron2 has no use for, and a classifier `fc` are left out.
     """
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name, tensor in state.items():
         if name.endswith("num_batches_tracked") or name.startswith("fc."):
             continue
-        found[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
-    if "stem.conv1.weight" not in found:
+        arrays[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
+    if "stem.conv1.weight" not in arrays:
         raise ValueError(
             "these are not the tensors of a ResNet, there is no conv1.weight: export a ResNet for Detectron2"
         )
-    if found["stem.conv1.weight"].shape[2:] != (7, 7):
+    if arrays["stem.conv1.weight"].shape[2:] != (7, 7):
         raise ValueError(
             "Detectron2's ResNets have the standard stem (7×7, max-pool) and this one has the small stem: pretrain "
             "with --stem standard to export for Detectron2"
         )
-    return found
+    return arrays
 
 
 def detectron2_name(name: str) -> str:
@@ -78,7 +78,7 @@ def detectron2_name(name: str) -> str:
         return f"stem.conv1.norm.{name.removeprefix('bn1.')}"
     match = BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is no tensor of a torchvision ResNet, which Detectron2 could read: export a ResNet")
+        raise ValueError(f"{name} is not a tensor of a torchvision ResNet, as Detectron2 needs it: export a ResNet")
     layer, block, kind, number, place, what = match.groups()
     start = f"res{int(layer) + 1}.{block}"
     if kind is not None:
@@ -105,7 +105,7 @@ def torchvision_name(name: str) -> str:
         return f"bn1.{name.removeprefix('stem.conv1.norm.')}"
     match = OWN_BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is no tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
+        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
     res, block, number, shortcut, norm, what = match.groups()
     start = f"layer{int(res) - 1}.{block}"
     if shortcut is not None:
@@ -121,7 +121,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
 
     Args:
         path: ends in .pkl, by which Detectron2 knows the format.
-        state: of a torchvision ResNet.
+        state: tensors of a torchvision ResNet.
         notes: more to say beside the arrays, such as method and epoch.
     """
     path = Path(path)
@@ -150,19 +150,21 @@ def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]
     return state, {str(name): str(value) for name, value in content.items() if name != "model"}
 
 
-def write_detectron2(cargo: Cargo, path: Path) -> Written:
+def write_detectron2(source: ExportSource, path: Path) -> ExportedFiles:
     """A pickle of arrays under Detectron2's names, for `MODEL.WEIGHTS`."""
-    name = cargo.named_in("torchvision", "Detectron2 has ResNets only, use --format safetensors for other programs")
-    depth, channels = name.removeprefix("resnet"), int(cargo.spec["channels"])
+    name = source.model_name_in(
+        "torchvision", "Detectron2 has ResNets only, use --format safetensors for other programs"
+    )
+    depth, channels = name.removeprefix("resnet"), int(source.spec["channels"])
     if not depth.isdecimal():
         raise ValueError(f"Detectron2 has no {name}: export resnet18, 34, 50, 101 or 152 for it")
     if channels not in INPUT_FORMATS:
         raise ValueError(f"Detectron2 reads images of 1 or 3 channels, and this encoder has {channels}")
-    mean, std = cargo.subject.normalize.values(channels)
+    mean, std = source.loaded.normalize.values(channels)
     pixels = [[round(255 * value, 3) for value in values] for values in (mean, std)]
     texts = [", ".join(f"{value:.3f}" for value in values) for values in pixels]
     notes = {"input_format": INPUT_FORMATS[channels], "pixel_mean": texts[0], "pixel_std": texts[1]}
-    save_detectron2(path, cargo.tensors, notes | {HEADER: cargo.header})
+    save_detectron2(path, source.tensors, notes | {HEADER: source.header})
     # Detectron2's C4 head is of bottlenecks, which the two smallest have not.
     basic = depth in ("18", "34")
     base = "COCO-Detection/faster_rcnn_R_50_FPN_1x.yaml" if basic else "PascalVOC-Detection/faster_rcnn_R_50_C4.yaml"
@@ -182,7 +184,7 @@ def write_detectron2(cargo: Cargo, path: Path) -> Written:
     ]
     if not basic:
         config.append("# The norm after res5: ROI_HEADS.NAME Res5ROIHeadsExtraNorm, of MoCo's detection/train_net.py")
-    return Written(path, join_lines(config), (), reads=read_detectron2)
+    return ExportedFiles(path, join_lines(config), (), reads=read_detectron2)
 
 
 def read_detectron2(path: Path) -> tuple[dict[str, Tensor], str | None]:

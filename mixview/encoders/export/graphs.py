@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixview.encoders.export.base import Cargo, Written, join_lines
+from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines
 from mixview.encoders.optional import import_optional
 from mixview.io.archives import open_archive, unpacked_limit
 
@@ -26,35 +26,35 @@ DTYPES = {7: torch.float32, 5: torch.int64, 6: torch.float16, 8: torch.float64, 
 """torch.export's numbers for types, those that encoders have."""
 
 
-def example(cargo: Cargo) -> tuple[Tensor, Any]:
+def example(source: ExportSource) -> tuple[Tensor, Any]:
     """Two images, for the tracer, and which of their dimensions is free."""
-    size = int(cargo.spec["size"])
-    images = torch.zeros(2, int(cargo.spec["channels"]), size, size)
+    size = int(source.spec["size"])
+    images = torch.zeros(2, int(source.spec["channels"]), size, size)
     return images, ({0: torch.export.Dim("batch", min=1)},)
 
 
-def write_torch_export(cargo: Cargo, path: Path) -> Written:
+def write_torch_export(source: ExportSource, path: Path) -> ExportedFiles:
     """A graph of ATen operations: for torch without this network's code, AOTInductor and ExecuTorch."""
-    images, dynamic = example(cargo)
-    program = torch.export.export(cargo.subject.encoder.cpu().eval(), (images,), dynamic_shapes=dynamic)
-    torch.export.save(program, path, extra_files={HEADER_FILE: cargo.header})
+    images, dynamic = example(source)
+    program = torch.export.export(source.loaded.encoder.cpu().eval(), (images,), dynamic_shapes=dynamic)
+    torch.export.save(program, path, extra_files={HEADER_FILE: source.header})
     snippet = join_lines(
         "import torch",
         "",
         "model = torch.export.load(PATH).module()",
         "features = model(images)",
-        cargo.shape_words(),
+        source.shape_comment(),
     )
-    return Written(path, snippet, ("torch",))
+    return ExportedFiles(path, snippet, ("torch",))
 
 
-def write_onnx(cargo: Cargo, path: Path) -> Written:
+def write_onnx(source: ExportSource, path: Path) -> ExportedFiles:
     """An ONNX graph: for ONNX Runtime, TensorRT, OpenVINO and browsers."""
-    images, dynamic = example(cargo)
+    images, dynamic = example(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself; what it made is checked
         program = torch.onnx.export(
-            cargo.subject.encoder.cpu().eval(),
+            source.loaded.encoder.cpu().eval(),
             (images,),
             dynamo=True,
             optimize=False,  # which would fold weights, and lose their names; runtimes optimize when they load
@@ -64,16 +64,16 @@ def write_onnx(cargo: Cargo, path: Path) -> Written:
             verbose=False,
         )
     assert program is not None
-    program.model.metadata_props["mixview"] = cargo.header
+    program.model.metadata_props["mixview"] = source.header
     program.save(str(path))
     snippet = join_lines(
         "import onnxruntime",
         "",
         'session = onnxruntime.InferenceSession(PATH, providers=["CPUExecutionProvider"])',
         '(features,) = session.run(None, {"images": images.numpy()})',
-        cargo.shape_words(),
+        source.shape_comment(),
     )
-    return Written(path, snippet, ("onnxruntime",))
+    return ExportedFiles(path, snippet, ("onnxruntime",))
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Tensor], str | None]:

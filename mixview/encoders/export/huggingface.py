@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mixview.encoders.export.base import Cargo, Written, join_lines, normalize_of
+from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
 from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config, write_json
-from mixview.encoders.transforms import MARGIN
+from mixview.encoders.transforms import CROP_RATIO
 
 DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2]),
@@ -23,59 +23,59 @@ DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet101": ("bottleneck", [3, 4, 23, 3]),
     "resnet152": ("bottleneck", [3, 8, 36, 3]),
 }
-"""The networks that transformers' ResNetModel can be: the kind of block, and how many a stage."""
+"""The networks that transformers' ResNetModel can be: the kind of block, and how many per stage."""
 
 
-def write_huggingface(cargo: Cargo, path: Path) -> Written:
+def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
     """config.json, model.safetensors and preprocessor_config.json, in the folder of `path`."""
     folder = path.parent
-    native = cargo.spec["stem"] == "standard" and cargo.library in ("torchvision", "timm")
+    native = source.spec["stem"] == "standard" and source.library in ("torchvision", "timm")
     lines: list[str] = []
-    if native and cargo.model in DEPTHS:
-        tensors = {to_transformers(name): tensor for name, tensor in cargo.tensors.items()}
-        write_json(folder / "config.json", resnet_config(cargo))
+    if native and source.model in DEPTHS:
+        tensors = {to_transformers(name): tensor for name, tensor in source.tensors.items()}
+        write_json(folder / "config.json", resnet_config(source))
         output = "model(images).pooler_output.flatten(1)"
         by: tuple[str, ...] = ("transformers",)
-    elif native and cargo.library == "timm":
-        tensors = cargo.tensors
+    elif native and source.library == "timm":
+        tensors = source.tensors
         config = {
             "model_type": "timm_wrapper",
             "architectures": ["TimmWrapperModel"],
-            **timm_config(cargo, cargo.model),
+            **timm_config(source, source.model),
         }
         write_json(folder / "config.json", config)
         output = "model(images).pooler_output"
         by = ("transformers", "timm")
     else:
-        if cargo.library not in ("torchvision", "timm", "small"):
-            raise ValueError(f"{cargo.spec['name']} is your own network, which nothing else can build: {OTHERWISE}")
-        tensors = {f"encoder.{name}": tensor for name, tensor in cargo.tensors.items()}
-        config = {"model_type": "mixview", "architectures": ["MixviewModel"], "spec": dict(cargo.spec)}
+        if source.library not in ("torchvision", "timm", "small"):
+            raise ValueError(f"{source.spec['name']} is your own network, which nothing else can build: {OTHERWISE}")
+        tensors = {f"encoder.{name}": tensor for name, tensor in source.tensors.items()}
+        config = {"model_type": "mixview", "architectures": ["MixviewModel"], "spec": dict(source.spec)}
         write_json(folder / "config.json", config)
         lines = ["import mixview.encoders.export.transformers_model  # this network is not in transformers itself"]
         output = "model(images).pooler_output"
         by = ("transformers", "mixview")
-    save_tensors(path, tensors, cargo.header)
-    write_json(folder / "preprocessor_config.json", preprocessor_config(cargo))
+    save_tensors(path, tensors, source.header)
+    write_json(folder / "preprocessor_config.json", preprocessor_config(source))
     snippet = join_lines(
         lines,
         "from transformers import AutoModel",
         "",
         "model = AutoModel.from_pretrained(PATH).eval()",
         f"features = {output}",
-        cargo.shape_words(),
+        source.shape_comment(),
     )
-    return Written(folder, snippet, by)
+    return ExportedFiles(folder, snippet, by)
 
 
-def resnet_config(cargo: Cargo) -> dict[str, Any]:
-    """Of transformers' own ResNetModel."""
-    kind, depths = DEPTHS[cargo.model]
+def resnet_config(source: ExportSource) -> dict[str, Any]:
+    """The config.json of transformers' own ResNetModel."""
+    kind, depths = DEPTHS[source.model]
     widths = [64, 128, 256, 512] if kind == "basic" else [256, 512, 1024, 2048]
     return {
         "model_type": "resnet",
         "architectures": ["ResNetModel"],
-        "num_channels": cargo.spec["channels"],
+        "num_channels": source.spec["channels"],
         "embedding_size": 64,
         "hidden_sizes": widths,
         "depths": depths,
@@ -86,13 +86,13 @@ def resnet_config(cargo: Cargo) -> dict[str, Any]:
     }
 
 
-def preprocessor_config(cargo: Cargo) -> dict[str, Any]:
-    """What transformers' image processor does to come near what the encoder is shown: resize, crop, normalize."""
-    normalize, size = normalize_of(cargo), int(cargo.spec["size"])
+def preprocessor_config(source: ExportSource) -> dict[str, Any]:
+    """The image processor of transformers that is nearest to the encoder's preprocessing: resize, crop, normalize."""
+    normalize, size = normalize_of(source), int(source.spec["size"])
     return {
         "image_processor_type": "BitImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": round(size * MARGIN)},
+        "size": {"shortest_edge": round(size * CROP_RATIO)},
         "do_center_crop": True,
         "crop_size": {"height": size, "width": size},
         "resample": 2,
@@ -129,7 +129,7 @@ def from_transformers(name: str) -> str:
 
 
 def read_names(folder: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors of such a folder under mixview's names, and the backbone that its config.json tells of."""
+    """The tensors of such a folder under mixview's names, and the backbone that its config.json names."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict):
@@ -143,8 +143,8 @@ def read_names(folder: Path, tensors: dict[str, Tensor]) -> tuple[dict[str, Tens
     if kind == "resnet":
         named = {from_transformers(name): tensor for name, tensor in tensors.items()}
         shape = (config.get("layer_type"), config.get("depths"))
-        known = [f"torchvision/{name}" for name, blocks in DEPTHS.items() if blocks == shape]
-        return named, known[0] if known else None
+        backbones = [f"torchvision/{name}" for name, blocks in DEPTHS.items() if blocks == shape]
+        return named, backbones[0] if backbones else None
     if kind == "mixview":
         return {name.removeprefix("encoder."): tensor for name, tensor in tensors.items()}, None
     if isinstance(architecture := config.get("architecture"), str):

@@ -9,28 +9,23 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from mixview.encoders.export.base import Cargo, Written, fill_path
-from mixview.encoders.transforms import MARGIN
+from mixview.encoders.export.base import ExportedFiles, ExportSource, fill_path
+from mixview.encoders.transforms import CROP_RATIO
 from mixview.evaluate import results
-from mixview.evaluate.results import Row, figure
+from mixview.evaluate.results import Row, format_metric
+from mixview.extensions import METHODS
 from mixview.io.records import Config, Data, Environment, RecordError, read_dict
 from mixview.io.terminal import inline
 
-METHODS = {
-    "simclr": "SimCLR (Chen et al., 2020)",
-    "mocov1": "MoCo v1 (He et al., 2020)",
-    "mocov2": "MoCo v2 (Chen et al., 2020)",
-    "byol": "BYOL (Grill et al., 2020)",
-    "simsiam": "SimSiam (Chen and He, 2021)",
-}
 OBJECTIVES = {
     "sim": "the method as published, without mixtures",
     "bsim": "BSIM: every anchor is a mixture of two images",
     "wbsim": "WBSIM: mixed and unmixed anchors, weighted",
     "mixaug": "MixAug: mixtures as a mere augmentation (an ablation)",
+    "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
 SETTINGS = ("epochs", "batch_size", "seed", "augment", "size", "optimizer", "mixing", "method", "weights", "precision")
-"""Of a run's configuration, what makes the experiment."""
+"""The settings of a run that make the experiment."""
 
 CITATION = """\
 ```bibtex
@@ -41,24 +36,26 @@ CITATION = """\
 ```"""
 
 
-def make_card(cargo: Cargo, written: Written, format_name: str, place: Path, files: Iterable[str], check: str) -> str:
+def make_card(
+    source: ExportSource, exported: ExportedFiles, format_name: str, place: Path, files: Iterable[str], check: str
+) -> str:
     """The card as Markdown, with the header that Hugging Face's hub reads."""
     sections = [
-        front_matter(cargo, format_name),
-        f"# {cell(cargo.subject.name)}",
-        introduction(cargo),
-        "## How to load it",
-        f"```python\n{fill_path(written.snippet, place)}\n{cargo.normalize_line()}\n```",
-        " ".join([f"Files: {', '.join(files)}.", check, *written.notes]),
-        "## How images are shown to it",
-        preprocessing(cargo),
-        "## What it was trained on, and how",
-        training(cargo),
-        "## What was measured",
-        measured(cargo),
+        front_matter(source, format_name),
+        f"# {cell(source.loaded.name)}",
+        introduction(source),
+        "## Usage",
+        f"```python\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}\n```",
+        " ".join([f"Files: {', '.join(files)}.", check, *exported.notes]),
+        "## Preprocessing",
+        preprocessing(source),
+        "## Training",
+        training(source),
+        "## Evaluation",
+        measured(source),
         "## Limits",
         "Features describe what the training images taught and share their bias. Nothing here was measured but what "
-        "the table says. The license of the weights is for whoever trained them to say, with an eye to that of the "
+        "the table says. The license of the weights is up to those who trained them, and depends on that of the "
         "images.",
         "## Citation",
         CITATION,
@@ -75,10 +72,10 @@ def is_card(path: Path) -> bool:
     return text.startswith("---\n") and "\n- mixview\n" in text
 
 
-def front_matter(cargo: Cargo, format_name: str) -> str:
+def front_matter(source: ExportSource, format_name: str) -> str:
     """What model hubs index."""
     hub = {"huggingface": "transformers", "timm": "timm", "onnx": "onnx"}
-    about = cargo.subject.about
+    about = source.loaded.about
     tags = ["self-supervised", "mixview", *(about[key] for key in ("method", "objective") if key in about)]
     content = {
         "library_name": hub.get(format_name, "mixview"),
@@ -88,10 +85,10 @@ def front_matter(cargo: Cargo, format_name: str) -> str:
     return f"---\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}---"
 
 
-def introduction(cargo: Cargo) -> str:
+def introduction(source: ExportSource) -> str:
     """One paragraph on what the file is."""
-    spec = cargo.spec
-    millions = sum(parameter.numel() for parameter in cargo.subject.encoder.parameters()) / 1e6
+    spec = source.spec
+    millions = sum(parameter.numel() for parameter in source.loaded.encoder.parameters()) / 1e6
     stem = ", with the small stem (3×3, no pooling)" if spec["stem"] == "small" and spec["name"] != "small" else ""
     return (
         f"An image encoder, {spec['name']}{stem}: {millions:.1f} million parameters, images of "
@@ -99,25 +96,25 @@ def introduction(cargo: Cargo) -> str:
     )
 
 
-def preprocessing(cargo: Cargo) -> str:
+def preprocessing(source: ExportSource) -> str:
     """What has to be done to an image first."""
-    size = int(cargo.spec["size"])
-    mean, std = cargo.subject.normalize.values(int(cargo.spec["channels"]))
-    shown = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
+    size = int(source.spec["size"])
+    mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
+    numbers = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
     return (
-        f"The shorter side is resized to {round(size * MARGIN)} pixels (to {size} if the image is no larger than "
+        f"The shorter side is resized to {round(size * CROP_RATIO)} pixels (to {size} if the image is no larger than "
         f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalized "
-        f"by mean ({shown[0]}) and standard deviation ({shown[1]})."
+        f"by mean ({numbers[0]}) and standard deviation ({numbers[1]})."
     )
 
 
-def training(cargo: Cargo) -> str:
-    """Method, data and settings, from the run's folder; of anybody's weights, that they are unknown."""
-    about, run = cargo.subject.about, cargo.subject.run
+def training(source: ExportSource) -> str:
+    """Method, data and settings, from the run's folder; unknown for weights from elsewhere."""
+    about, run = source.loaded.about, source.loaded.run
     if "method" not in about:
-        return f"Not known: the weights are {cargo.subject.name}, which mixview did not train."
+        return f"Unknown: the weights are {source.loaded.name}, which mixview did not train."
     rows = {
-        "method": METHODS.get(about["method"], about["method"]),
+        "method": builtin.summary if (builtin := METHODS.builtins.get(about["method"])) else about["method"],
         "objective": OBJECTIVES.get(about.get("objective", ""), about.get("objective", "unknown")),
         "trained for": f"{about.get('epoch', '?')} epochs, {about.get('step', '?')} steps",
     }
@@ -129,7 +126,7 @@ def training(cargo: Cargo) -> str:
         if versions:
             rows["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
         if faults:
-            rows["not known"] = "; ".join(faults)
+            rows["unknown"] = "; ".join(faults)
     lines = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
@@ -153,22 +150,22 @@ def setting_rows(config: dict[str, Any]) -> dict[str, str]:
     return rows
 
 
-def measured(cargo: Cargo) -> str:
+def measured(source: ExportSource) -> str:
     """The results of `mixview evaluate`, each metric with its protocol; or that there are none."""
-    about, run = cargo.subject.about, cargo.subject.run
+    about, run = source.loaded.about, source.loaded.run
     read, faults = results.read_valid(run) if run is not None else ([], [])
     left_out = [f"- Left out: {cell(fault)}" for fault in faults]
-    found = [
+    own = [
         result
         for result in read
         if result.about and all(result.about.get(name, value) == value for name, value in about.items())
     ]  # others that were kept in the same folder, or are of another epoch, are not this encoder's
-    if not found:
+    if not own:
         nothing = "Nothing yet. `mixview evaluate` evaluates an encoder and keeps its results in the run's folder."
         return "\n".join([nothing, *(["", *left_out] if left_out else [])])
-    rows = results.summarize(found)
+    rows = results.summarize(own)
     lines = [
-        f"| {cell(row.protocol)} | {cell(row.metric)} | {figure(row.mean, row.std)} | {row.runs} | "
+        f"| {cell(row.protocol)} | {cell(row.metric)} | {format_metric(row.mean, row.std)} | {row.runs} | "
         f"{cell(row.example.data)} |"
         for row in rows
     ]
@@ -183,7 +180,7 @@ def warnings_of(row: Row) -> tuple[str, ...]:
 
 
 def cell(text: str) -> str:
-    """Text that stays in its cell of a table, and is no picture, link or HTML."""
+    """Text that stays in its cell of a table, without pictures, links or HTML."""
     return inline(text)
 
 

@@ -30,7 +30,7 @@ class Floats(nn.Module):
 class ShortSide(GeneralizedRCNNTransform):
     """Normalizes the colors, and resizes with smoothing until the shorter side is one of `train`, or `test`.
 
-    torchvision's own does not smooth what it shrinks, and asks at the last of the sizes for training.
+    torchvision's own does not smooth what it shrinks, and tests at the last of the sizes for training.
     """
 
     def __init__(self, train: list[int], test: int, longest: int, mean: list[float], std: list[float]) -> None:
@@ -73,11 +73,11 @@ class Proposals(RegionProposalNetwork):
         self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         positive, negative = (torch.cat(each).bool() for each in self.fg_bg_sampler(labels))
-        wanted, sampled = torch.cat(regression_targets), positive | negative
+        targets, sampled = torch.cat(regression_targets), positive | negative
         most = self.fg_bg_sampler.batch_size_per_image * len(labels)
         answers = torch.cat(labels)[sampled]
         scores = F.binary_cross_entropy_with_logits(objectness.flatten()[sampled], answers, reduction="sum")
-        shifts = F.l1_loss(pred_bbox_deltas[positive], wanted[positive], reduction="sum")
+        shifts = F.l1_loss(pred_bbox_deltas[positive], targets[positive], reduction="sum")
         return scores / most, shifts / most
 
 
@@ -85,8 +85,8 @@ class Pool(nn.Module):
     """Regions cut out of one map, with half-pixel alignment (Detectron2's ROIAlignV2).
 
     Args:
-        size: pixels a side that a region becomes.
-        stride: pixels of the image a pixel of the map.
+        size: side in pixels that a region is pooled to.
+        stride: pixels of the image per pixel of the map.
     """
 
     def __init__(self, size: int, stride: int) -> None:
@@ -139,15 +139,15 @@ class Res5Heads(RoIHeads):
             *self.box_predictor(maps.mean((2, 3))), proposals, image_shapes
         )
         names = ("boxes", "scores", "labels")
-        found = [dict(zip(names, each, strict=True)) for each in zip(boxes, scores, labels, strict=True)]
+        detections = [dict(zip(names, each, strict=True)) for each in zip(boxes, scores, labels, strict=True)]
         if self.has_mask():
             shapes = self.mask_head(self.box_head(self.mask_roi_pool(features, boxes)))
-            for each, mask in zip(found, maskrcnn_inference(shapes, labels), strict=True):
+            for each, mask in zip(detections, maskrcnn_inference(shapes, labels), strict=True):
                 each["masks"] = mask
-        return found, {}
+        return detections, {}
 
     def losses(self, features: dict[str, Tensor], proposals: list[Tensor], targets: list[Target]) -> dict[str, Tensor]:
-        """What is to be made small: of the classes, the boxes and, with masks, the masks."""
+        """The losses of the classes, the boxes and, with masks, the masks."""
         regions, matched, labels, shifts = self.select_training_samples(proposals, targets)
         maps = self.box_head(self.box_roi_pool(features, regions))
         classes = torch.cat(labels)
@@ -168,14 +168,14 @@ class Res5Heads(RoIHeads):
         return losses
 
 
-def box_loss(boxes: Tensor, classes: Tensor, wanted: Tensor) -> Tensor:
+def box_loss(boxes: Tensor, classes: Tensor, targets: Tensor) -> Tensor:
     """L1 of the boxes of regions on objects, over all regions.
 
     Args:
         boxes: [K, 4 * outputs] a box for each class.
         classes: [K], 0 for background.
-        wanted: [K, 4]
+        targets: [K, 4]
     """
     on = torch.where(classes > 0)[0]
     own = boxes.view(len(boxes), -1, 4)[on, classes[on]]
-    return F.l1_loss(own, wanted[on], reduction="sum") / max(1, len(classes))
+    return F.l1_loss(own, targets[on], reduction="sum") / max(1, len(classes))

@@ -16,30 +16,30 @@ TILE = 240
 SURE = 0.5
 """Detections of a lower score are not drawn, unless there is no other."""
 SUREST = 3
-"""So many of them are, then."""
+"""The number of detections that are drawn then."""
 
 
 def draw_predictions(
     predictions: Predictions, source: Source, classes: Sequence[str], count: int, channels: int = 3
 ) -> Image.Image:
     """A sheet of `count` images, evenly over the test images: annotations above, detections below."""
-    reader = ImageDataset(source, decoder_for(channels))
+    images = ImageDataset(source, decoder_for(channels))
     chosen = np.unique(np.linspace(0, len(predictions.indices) - 1, count).astype(int)).tolist()
-    there, found, names, counts = [], [], [], []
+    annotated, detected, names, counts = [], [], [], []
     for place in chosen:
-        picture = to_rgb(reader.decode(predictions.indices[place]))
+        picture = to_rgb(images.decode(predictions.indices[place]))
         truth, detections = predictions.truth[place], predictions.detections[place]
         sure = detections.scores >= (SURE if (detections.scores >= SURE).any() else lowest(detections.scores))
-        there.append(draw_labeled(picture, truth.boxes, truth.classes, truth.masks, classes, ignored=truth.ignored))
+        annotated.append(draw_labeled(picture, truth.boxes, truth.classes, truth.masks, classes, ignored=truth.ignored))
         masks = None if detections.masks is None else [m for m, on in zip(detections.masks, sure, strict=True) if on]
-        found.append(
+        detected.append(
             draw_labeled(
                 picture, detections.boxes[sure], detections.classes[sure], masks, classes, detections.scores[sure]
             )
         )
         names.append(source.name(predictions.indices[place]).rpartition("/")[2])
         counts.append(f"{int((detections.scores >= SURE).sum())} with a score of {SURE:g} or more")
-    return contact_sheet([Row("what is there", there, names), Row("what was found", found, counts)], TILE)
+    return contact_sheet([Row("what is there", annotated, names), Row("what was found", detected, counts)], TILE)
 
 
 def lowest(scores: Floats) -> float:

@@ -39,7 +39,7 @@ def truth_of(
     Args:
         classes: what the classes of its source are among those of the detector.
         masks: whether masks are evaluated, too.
-        name: of the image, for errors.
+        name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float64)
     codes = None
@@ -59,7 +59,7 @@ class TestImages(Dataset[Any]):
     """Test images and what is in them; None for one that cannot be read."""
 
     def __init__(self, source: Source, indices: list[int], classes: Any, *, channels: int, masks: bool) -> None:
-        self.reader = ImageDataset(source, decoder_for(channels))
+        self.images = ImageDataset(source, decoder_for(channels))
         self.indices = indices
         self.classes = classes
         self.masks = masks
@@ -69,14 +69,14 @@ class TestImages(Dataset[Any]):
 
     def __getitem__(self, place: int) -> tuple[Tensor, Truth] | None:
         index = self.indices[place]
-        reading = self.reader[index]
-        if reading.index != index:
+        sample = self.images[index]
+        if sample.index != index:
             return None
-        height, width = reading.pixels.shape[:2]
-        source = self.reader.source
+        height, width = sample.pixels.shape[:2]
+        source = self.images.source
         objects = objects_of(source, index)
         truth = truth_of(objects, height, width, self.classes, masks=self.masks, name=source.name(index))
-        return to_tensor(reading.pixels), truth
+        return to_tensor(sample.pixels), truth
 
 
 @torch.no_grad()
@@ -90,7 +90,7 @@ def predict(
     masks: bool,
     workers: int,
 ) -> Predictions:
-    """What the detector finds in all images of a source, each process asking about its share.
+    """What the detector finds in all images of a source, each process evaluating its share.
 
     Args:
         classes: what the classes of the source are among those of the detector.
@@ -99,26 +99,26 @@ def predict(
     loader = Loader(TestImages(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None)
     predictions = Predictions([], [], [])
     detector.eval()
-    with bar("asking", len(own)) as advance, fabric.autocast():
-        for index, question in zip(own, loader, strict=True):
+    with bar("detecting", len(own)) as advance, fabric.autocast():
+        for index, example in zip(own, loader, strict=True):
             advance(1)
-            if question is None:
+            if example is None:
                 continue
-            image, truth = question
-            (found,) = detector([image.to(fabric.device).float() / 255])
+            image, truth = example
+            (output,) = detector([image.to(fabric.device).float() / 255])
             predictions.indices.append(index)
             predictions.truth.append(truth)
-            predictions.detections.append(detections_of(found))
+            predictions.detections.append(detections_of(output))
     return gather(predictions, fabric)
 
 
-def detections_of(found: dict[str, Tensor]) -> Detections:
+def detections_of(output: dict[str, Tensor]) -> Detections:
     """What torchvision's detectors say of an image, as arrays; a mask is where it is more likely than not."""
-    masks = found.get("masks")
+    masks = output.get("masks")
     return Detections(
-        found["boxes"].cpu().double().numpy(),
-        found["labels"].cpu().numpy() - 1,
-        found["scores"].cpu().double().numpy(),
+        output["boxes"].cpu().double().numpy(),
+        output["labels"].cpu().numpy() - 1,
+        output["scores"].cpu().double().numpy(),
         None if masks is None else encode_masks((masks[:, 0] > 0.5).cpu().numpy()),
     )
 
@@ -138,8 +138,8 @@ def gather(predictions: Predictions, fabric: Fabric) -> Predictions:
 def recount_statistics(detector: nn.Module, batches: Iterator[list[Sample]], count: int, fabric: Fabric) -> None:
     """Batch norms' means and variances as averages over `count` training batches of the detector as it is now.
 
-    The protocol asks by these ("precise BN"): running averages lag behind weights that still move. 0 keeps the running
-    ones. With several processes all get the mean of what each has.
+    The protocol tests with these ("precise BN"): running averages lag behind weights that still move. 0 keeps the
+    running ones. With several processes all get the mean of what each has.
     """
     norms = [module for module in detector.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     before = [module.momentum for module in norms]

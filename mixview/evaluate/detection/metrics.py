@@ -89,7 +89,7 @@ def coco_metrics(
 ) -> dict[str, float]:
     """AP, AP50, AP75, AP of small, medium and large objects, of the boxes and, with `masks`, of the masks.
 
-    Of sizes that do not occur there is no figure.
+    Sizes that do not occur are left out.
     """
     annotations = coco_annotations(truth, masks=masks)
     content = {
@@ -97,7 +97,7 @@ def coco_metrics(
         "categories": [{"id": n + 1, "name": name} for n, name in enumerate(classes)],
         "annotations": annotations,
     }
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     coco = library()
     for kind, prefix in (("bbox", ""), ("segm", "mask "))[: 2 if masks else 1]:
         reference = coco.COCO(content)
@@ -108,8 +108,8 @@ def coco_metrics(
         count.summarize()
         names = ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large")
         # -1 stands for "no such object".
-        found |= {f"{prefix}{n}": float(v) for n, v in zip(names, count.all_stats[:6], strict=True) if v >= 0}
-    return found
+        metrics |= {f"{prefix}{n}": float(v) for n, v in zip(names, count.all_stats[:6], strict=True) if v >= 0}
+    return metrics
 
 
 def coco_annotations(truth: Sequence[Truth], *, masks: bool) -> list[dict[str, Any]]:
@@ -170,10 +170,10 @@ def voc_metrics(truth: Sequence[Truth], detections: Sequence[Detections], classe
     """VOC's average precisions of the boxes, 11-point and all-points: AP50, AP75, and AP over ten thresholds."""
     table = {kind: np.full((len(THRESHOLDS), len(classes)), np.nan) for kind in VOC_KINDS}
     for number in range(len(classes)):
-        scores, hits, ignored, wanted = match_class(truth, detections, number)
-        if not wanted:
+        scores, hits, ignored, total = match_class(truth, detections, number)
+        if not total:
             continue
-        missed = wanted - (hits & ~ignored).sum(0)
+        missed = total - (hits & ~ignored).sum(0)
         for kind in VOC_KINDS:
             if not len(scores):
                 table[kind][:, number] = 0.0
@@ -182,13 +182,13 @@ def voc_metrics(truth: Sequence[Truth], detections: Sequence[Detections], classe
             table[kind][:, number] = average_precision(
                 columns, hits, ignored, missed=missed, interpolation=kind
             ).numpy()
-    found = {}
+    metrics = {}
     for kind, values in table.items():
         if not np.isnan(values).all():
-            found[f"{kind} AP"] = float(np.nanmean(values))
-            found[f"{kind} AP50"] = float(np.nanmean(values[0]))
-            found[f"{kind} AP75"] = float(np.nanmean(values[THRESHOLDS.index(0.75)]))
-    return found
+            metrics[f"{kind} AP"] = float(np.nanmean(values))
+            metrics[f"{kind} AP50"] = float(np.nanmean(values[0]))
+            metrics[f"{kind} AP75"] = float(np.nanmean(values[THRESHOLDS.index(0.75)]))
+    return metrics
 
 
 def match_class(
@@ -207,14 +207,14 @@ def match_class(
     hits: list[Tensor] = []
     ignored: list[Tensor] = []
     thresholds = torch.tensor(THRESHOLDS, dtype=torch.float64)
-    wanted = 0
-    for there, found in zip(truth, detections, strict=True):
-        own, said = there.classes == number, found.classes == number
+    total = 0
+    for there, detected in zip(truth, detections, strict=True):
+        own, predicted = there.classes == number, detected.classes == number
         objects, aside = torch.from_numpy(there.boxes[own]), torch.from_numpy(there.ignored[own])
-        wanted += int((~aside).sum())
-        score = torch.from_numpy(found.scores[said])
+        total += int((~aside).sum())
+        score = torch.from_numpy(detected.scores[predicted])
         order = score.argsort(descending=True, stable=True)
-        boxes = torch.from_numpy(found.boxes[said])[order]
+        boxes = torch.from_numpy(detected.boxes[predicted])[order]
         scores.append(score[order])
         right, skipped = (torch.zeros(len(boxes), len(thresholds), dtype=torch.bool) for _ in range(2))
         if len(objects) and len(boxes):
@@ -227,4 +227,4 @@ def match_class(
             right &= ~skipped
         hits.append(right)
         ignored.append(skipped)
-    return torch.cat(scores), torch.cat(hits), torch.cat(ignored), wanted
+    return torch.cat(scores), torch.cat(hits), torch.cat(ignored), total

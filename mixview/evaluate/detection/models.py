@@ -51,19 +51,19 @@ class Model:
     extra_norm: bool = True
     """C4: a batch norm after res5, as in MoCo's protocol, which the paper follows."""
     anchors: tuple[int, ...] = (32, 64, 128, 256, 512)
-    """Sides of the anchors in pixels, each in three shapes. An FPN has one a level, of five levels."""
+    """Sides of the anchors in pixels, each in three shapes. An FPN has one per level, of five levels."""
     sampled: int = 256
-    """Anchors an image that the proposals are trained on, at most half of them on objects."""
+    """Anchors per image that the proposals are trained on, at most half of them on objects."""
     regions: int = 512
-    """Regions an image that are trained on, at most a quarter of them on objects."""
+    """Regions per image that are trained on, at most a quarter of them on objects."""
     proposals: int = 1000
     """Regions per image in testing."""
     pooled: int | None = None
-    """Pixels a side that a region is pooled to: 14 for C4, whose res5 halves them, and 7 for FPN."""
+    """Side in pixels that a region is pooled to: 14 for C4, whose res5 halves them, and 7 for FPN."""
     channels: int = 256
-    """Of the pyramid and of the mask head."""
+    """Channels of the pyramid and of the mask head."""
     hidden: int = 1024
-    """FPN: width of the two layers that look at a region."""
+    """FPN: width of the two layers of the region head."""
 
     def __post_init__(self) -> None:
         if (
@@ -85,11 +85,11 @@ class Scales:
     test: int = 800
     """Shorter side in testing."""
     longest: int = 1333
-    """The longer side at most: of longer images the shorter side is shorter."""
+    """Maximum longer side: the shorter side of longer images is shorter."""
 
     def __post_init__(self) -> None:
         if not self.train or min(*self.train, self.test, self.longest) < 32:
-            raise ValueError(f"images must be shown with at least 32 pixels a side, got {self}")
+            raise ValueError(f"images must be shown with at least 32 pixels per side, got {self}")
 
 
 def build_detector(
@@ -101,9 +101,9 @@ def build_detector(
 
     Args:
         encoder: a ResNet of torchvision or timm, or mixview's small one.
-        classes: of objects; labels count from 1, and 0 is background.
+        classes: number of classes; labels count from 1, and 0 is background.
         normalize: the colors that the encoder was trained with; images come in [0, 1].
-        channels: of the images.
+        channels: image channels.
     """
     if "res5" not in stages_of(encoder):
         raise ValueError(
@@ -146,7 +146,7 @@ def build_c4(encoder: nn.Module, outputs: int, model: Model, channels: int) -> t
 
 
 def build_c4_masks(width: int, channels: int, outputs: int) -> nn.Sequential:
-    """Masks of twice the size of res5's maps, one a class, as Detectron2's head without convolutions makes them."""
+    """Masks of twice the size of res5's maps, one per class, as Detectron2's head without convolutions makes them."""
     upsample, masks = nn.ConvTranspose2d(width, channels, 2, 2), nn.Conv2d(channels, outputs, 1)
     nn.init.kaiming_normal_(upsample.weight, mode="fan_out", nonlinearity="relu")
     nn.init.normal_(masks.weight, std=0.001)
@@ -183,8 +183,8 @@ def build_rpn(
     """Proposals by Detectron2's numbers: IoU 0.3 and 0.7, half of the anchors on objects, suppression at 0.7.
 
     Args:
-        sizes: of the anchors, for every map.
-        sampled: anchors an image that are trained on.
+        sizes: sizes of the anchors, for every map.
+        sampled: anchors per image that are trained on.
         train: how many proposals before and after suppression in training.
         test: the same in testing.
     """
@@ -205,7 +205,7 @@ class Stage:
     width: int
     """Channels."""
     stride: int
-    """Pixels of the image a pixel of the map."""
+    """Pixels of the image per pixel of the map."""
 
 
 def measure(trunk: nn.Module, channels: int, side: int = 128) -> dict[str, Stage]:

@@ -22,7 +22,7 @@ from mixview.data.loader import EpochSampler, default_workers
 from mixview.data.sources.base import Source
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.distributed import synchronize_batch_norm
-from mixview.evaluate.base import EvalContext, Protocol, Stopped
+from mixview.evaluate.base import EvalContext, Protocol, TrainingStopped
 from mixview.evaluate.detection.drawing import draw_predictions
 from mixview.evaluate.detection.inference import Predictions, predict, recount_statistics
 from mixview.evaluate.detection.metrics import as_text, coco_metrics, coco_results, library, voc_metrics
@@ -30,15 +30,16 @@ from mixview.evaluate.detection.models import Model, Scales, build_detector
 from mixview.evaluate.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
 from mixview.evaluate.detection.training import DetectionLogging, Engine, Schedule, build_optimizer
 from mixview.evaluate.results import Result, percentages
-from mixview.evaluate.training import RunConfig, processes_here
+from mixview.evaluate.training import TrainingConfig, processes_here
 from mixview.evaluate.training_loop import run_supervised
 from mixview.io.atomic import atomic_write, write_bytes
 from mixview.io.records import RecordError, read_json
+from mixview.io.run_folders import is_run
 from mixview.options import Count, NonNegative, Positive
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.devices import agree_on_checkpoint, launch_once
 from mixview.runs.launching import explain_lost_peer
-from mixview.runs.run_directory import RunDirectory, RunDirectoryError, is_run, recorded, start_or_resume
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
 MAY_CHANGE = frozenset(
     {
@@ -61,7 +62,7 @@ NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Detection(RunConfig, Protocol):
+class Detection(TrainingConfig, Protocol):
     """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN."""
 
     recipe: str | None = None
@@ -113,7 +114,7 @@ class Detection(RunConfig, Protocol):
 
     @staticmethod
     def read_recipe(recipe: str) -> dict[str, Any]:
-        """The settings of a recipe: of mixview's own by name, or of a YAML file."""
+        """The settings of a recipe: one of mixview's own by name, or a YAML file."""
         return recipes.read(recipe if recipe.endswith((".yaml", ".yml")) else f"detection/{recipe}").settings
 
 
@@ -149,15 +150,17 @@ class Trial:
             raise RunDirectoryError(f"{path} cannot be read ({error.reason}): remove it, and resume again") from None
 
     def run(self) -> None:
-        """Train, evaluate and write everything; raise `Stopped` if it was stopped before its end."""
+        """Train, evaluate and write everything; raise `TrainingStopped` if it was stopped before its end."""
         resume = self.settings.resume and is_run(self.out)
         folder = start_or_resume(self.out, self.config(), self.data(), resume=resume, may_change=MAY_CHANGE)
-        with recorded(folder), explain_lost_peer():
+        with record_failure(folder), explain_lost_peer():
             launch_once(self.fabric)
             self.fabric.barrier()  # the folder is there now
             stopped = not self.train(folder)
         if stopped:
-            raise Stopped(f"the training in {self.out} was stopped: the same command with --resume continues it")
+            raise TrainingStopped(
+                f"the training in {self.out} was stopped: the same command with --resume continues it"
+            )
 
     def data(self) -> dict[str, Any]:
         """The training images, as the folder records them."""
@@ -260,14 +263,14 @@ class Trial:
     @property
     def workers(self) -> int:
         """Data-loading processes of this process."""
-        given = self.settings.workers
-        return default_workers(processes_here(self.fabric)) if given is None else given
+        workers = self.settings.workers
+        return default_workers(processes_here(self.fabric)) if workers is None else workers
 
     @property
     def test(self) -> Source:
         """The test images."""
-        whole, count = self.context.splits.test, self.settings.max_test_images
-        return whole if count is None else take_evenly(whole, count)
+        images, count = self.context.splits.test, self.settings.max_test_images
+        return images if count is None else take_evenly(images, count)
 
     def predict(self, detector: GeneralizedRCNN, source: Source) -> Predictions:
         """The detections in the test images, with batch norm statistics of the training images `source`."""
@@ -290,14 +293,14 @@ class Trial:
         if not self.fabric.is_global_zero:
             return {}
         classes = self.context.splits.classes
-        found = coco_metrics(predictions.truth, predictions.detections, classes, masks=self.settings.model.masks)
-        return percentages(found | voc_metrics(predictions.truth, predictions.detections, classes))
+        metrics = coco_metrics(predictions.truth, predictions.detections, classes, masks=self.settings.model.masks)
+        return percentages(metrics | voc_metrics(predictions.truth, predictions.detections, classes))
 
     def write(self, folder: RunDirectory, engine: Engine, predictions: Predictions, metrics: dict[str, float]) -> None:
         """The detections in COCO's format, the picture and, last, the result."""
         count = self.settings.logging.pictures
         result = self.result(metrics, unread=len(self.test) - len(predictions.indices))
-        with folder.explained("write the result into"):
+        with folder.explain_disk_error("write the result into"):
             self.write_detections(predictions)
             if count and predictions.indices:
                 sheet = draw_predictions(
@@ -330,10 +333,13 @@ class Trial:
 
     def write_detections(self, predictions: Predictions) -> None:
         """All detections in COCO's results format, by COCO's own ids where the data has them."""
-        test, whole, places = self.test, self.context.splits.test, predictions.indices
-        if isinstance(test, Subset) and test is not whole:
+        test, all_images, places = self.test, self.context.splits.test, predictions.indices
+        if isinstance(test, Subset) and test is not all_images:
             places = test.indices[places].tolist()
-        ids, categories = getattr(whole, "image_ids", None), getattr(self.context.splits.train, "category_ids", None)
+        ids, categories = (
+            getattr(all_images, "image_ids", None),
+            getattr(self.context.splits.train, "category_ids", None),
+        )
         image_ids = [place + 1 for place in places] if ids is None else [int(ids[place]) for place in places]
         masks = self.settings.model.masks
         rows = coco_results(predictions.detections, masks=False, image_ids=image_ids, category_ids=categories)

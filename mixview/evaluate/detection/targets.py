@@ -21,7 +21,7 @@ from mixview.data.sources.splits import Subset
 from mixview.evaluate.detection.components import Target
 
 SMALLEST = 1e-3
-"""Pixels: a box that is narrower is none."""
+"""Pixels; narrower boxes are left out."""
 
 
 class Sample(NamedTuple):
@@ -37,21 +37,22 @@ def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str =
 
     Args:
         objects: as annotated.
-        height: of the image, as is width.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
         masks: whether masks are learned too.
-        name: of the image, for errors.
+        name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float32).copy()
     boxes[:, 0::2] = boxes[:, 0::2].clip(0, width)
     boxes[:, 1::2] = boxes[:, 1::2].clip(0, height)
-    kept = ~objects.crowd & (boxes[:, 2:] - boxes[:, :2] > SMALLEST).all(axis=1) & np.isfinite(boxes).all(axis=1)
+    usable = ~objects.crowd & (boxes[:, 2:] - boxes[:, :2] > SMALLEST).all(axis=1) & np.isfinite(boxes).all(axis=1)
     target: Target = {}
     if masks:
         drawn = masks_of(objects, height, width, name)
-        kept &= drawn.any(axis=(1, 2))
-        target["masks"] = torch.from_numpy(drawn[kept].astype(np.uint8))
-    target["boxes"] = torch.from_numpy(boxes[kept])
-    target["labels"] = torch.from_numpy(objects.classes[kept] + 1)
+        usable &= drawn.any(axis=(1, 2))
+        target["masks"] = torch.from_numpy(drawn[usable].astype(np.uint8))
+    target["boxes"] = torch.from_numpy(boxes[usable])
+    target["labels"] = torch.from_numpy(objects.classes[usable] + 1)
     return target
 
 
@@ -62,7 +63,7 @@ def masks_of(objects: Objects, height: int, width: int, name: str) -> npt.NDArra
     drawn = np.zeros((0, height, width), np.bool_) if objects.masks is None else objects.masks
     if drawn.shape[1:] != (height, width):
         raise SourceError(
-            f"{name} is {width}×{height} pixels and its masks are {drawn.shape[2]}×{drawn.shape[1]}: mend one of them"
+            f"{name} is {width}×{height} pixels and its masks are {drawn.shape[2]}×{drawn.shape[1]}: fix one of them"
         )
     return drawn
 
@@ -82,29 +83,29 @@ class Annotated(Dataset[Sample]):
     """Images and what is to be found in them, by (epoch, index); half of them flipped.
 
     Args:
-        reader: the images; one that cannot be read is replaced by the next, with its own objects.
+        images: the images; one that cannot be read is replaced by the next, with its own objects.
         masks: whether masks are learned too.
         seed: which are flipped.
     """
 
-    def __init__(self, reader: ImageDataset, *, masks: bool, seed: int) -> None:
-        self.reader = reader
+    def __init__(self, images: ImageDataset, *, masks: bool, seed: int) -> None:
+        self.images = images
         self.masks = masks
         self.seed = seed
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return len(self.images)
 
     def __getitems__(self, keys: list[Key]) -> list[Sample]:
         """The samples of these keys, in their order."""
         return [self.sample(epoch, index) for epoch, index in keys]
 
     def sample(self, epoch: int, index: int) -> Sample:
-        reading = self.reader[index]
-        height, width = reading.pixels.shape[:2]
-        name = self.reader.source.name(reading.index)
-        target = clean(objects_of(self.reader.source, reading.index), height, width, masks=self.masks, name=name)
-        sample = Sample(to_tensor(reading.pixels), target)
+        decoded = self.images[index]
+        height, width = decoded.pixels.shape[:2]
+        name = self.images.source.name(decoded.index)
+        target = clean(objects_of(self.images.source, decoded.index), height, width, masks=self.masks, name=name)
+        sample = Sample(to_tensor(decoded.pixels), target)
         flipped = bool(torch.rand((), generator=view_generator(self.seed, epoch, index)) < 0.5)
         return flip(sample) if flipped else sample
 
@@ -113,9 +114,9 @@ def training_loader(
     source: Source, batches: EpochSampler, *, channels: int, masks: bool, seed: int, workers: int, pin_memory: bool
 ) -> Loader:
     """A loader of lists of samples, the same with any number of workers."""
-    reader = ImageDataset(source, decoder_for(channels))
+    images = ImageDataset(source, decoder_for(channels))
     return Loader(
-        Annotated(reader, masks=masks, seed=seed),
+        Annotated(images, masks=masks, seed=seed),
         workers=workers,
         batch_sampler=batches,
         pin_memory=pin_memory,
@@ -134,10 +135,10 @@ def objects_of(source: Source, index: int) -> Objects:
 def with_objects(source: Source) -> tuple[Source, int]:
     """The images that show any class, and how many were left out: nothing is learned from them in the protocols."""
     sets = source.label_sets()
-    shown = np.ones(len(source), np.bool_) if sets is None else (sets != 0).any(axis=1)
-    if shown.all():
+    annotated = np.ones(len(source), np.bool_) if sets is None else (sets != 0).any(axis=1)
+    if annotated.all():
         return source, 0
-    return Subset(source, np.flatnonzero(shown)), int((~shown).sum())
+    return Subset(source, np.flatnonzero(annotated)), int((~annotated).sum())
 
 
 def align_classes(source: Source, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from mixview.evaluate import paper
-from mixview.evaluate.results import encoder_settings, stdev, tell_apart
+from mixview.evaluate.results import distinguish, encoder_settings, stdev
 from mixview.io.records import flatten
 from mixview.report.figures.drawing import COLORS, PALE, in_style, new_figure, open_runs, save
 from mixview.report.runs import Run
@@ -110,7 +110,7 @@ def gather_curves(runs: list[Run]) -> dict[str, list[Curve]]:
         for each in known:
             if each.name == name:
                 ways.setdefault(json.dumps(each.how, sort_keys=True), []).append(each)
-        for group, apart in zip(ways.values(), tell_apart([group[0].how for group in ways.values()]), strict=True):
+        for group, apart in zip(ways.values(), distinguish([group[0].how for group in ways.values()]), strict=True):
             panels[f"{name}, {apart}" if apart else name] = curves_of(group)
     return panels
 
@@ -123,7 +123,7 @@ def curves_of(measured: list[Measured]) -> list[Curve]:
         families.setdefault(name_curve(each), {}).setdefault(rest, []).append(each)
     curves = []
     for name, groups in families.items():
-        for group, apart in zip(groups.values(), tell_apart([json.loads(each) for each in groups]), strict=True):
+        for group, apart in zip(groups.values(), distinguish([json.loads(each) for each in groups]), strict=True):
             values: dict[float | None, list[float]] = {}
             for each in group:
                 values.setdefault(each.settings.get("mixing.alpha"), []).append(each.value)

@@ -15,10 +15,10 @@ from mixview.data.sources.base import Pixels, Source
 from mixview.data.sources.registry import open_dataset
 from mixview.encoders.loading import LoadedEncoder, load
 from mixview.io.atomic import atomic_write
+from mixview.io.run_folders import is_run
 from mixview.io.terminal import say
 from mixview.report.runs import Run, read_run, short_names
 from mixview.report.showing import held_out, open_data
-from mixview.runs.run_directory import is_run
 
 # Those of the page (see page/data.js): apart to most color-blind eyes, in print and on a screen.
 COLORS = ("#e07b00", "#2f86d6", "#1f9e74", "#c9528f", "#8a6bd1", "#b3a100", "#d1495b", "#3aa6b9", "#8c6d4f", "#7f8ea3")

@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from mixview.data.augment.policies import Policy, load_policy
-from mixview.data.dataset import SMALL
+from mixview.data.dataset import SMALL_IMAGE_SIZE
 from mixview.data.sources.splits import Subset, take_per_class
 from mixview.encoders.loading import LoadedEncoder
 from mixview.extensions import require_consent
@@ -69,7 +69,11 @@ def tsne_classes(
     if labels is None:
         raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labeled images with --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
-    name = augment or found[0].config.get("augment") or ("simclr-small" if subjects[0].size <= SMALL else "simclr")
+    name = (
+        augment
+        or found[0].config.get("augment")
+        or ("simclr-small" if subjects[0].size <= SMALL_IMAGE_SIZE else "simclr")
+    )
     if augment is None:
         require_consent({"augment": name}, str(runs[0]), trust_remote_code)
     crop = None if augment else found[0].config.get("min_crop_scale")

@@ -176,7 +176,7 @@ def test_pixels_that_are_not_contiguous_or_not_writable() -> None:
     assert torch.equal(numba_backend.make_views(odd, 0, 0, 0, pair)[0], expected)
 
 
-def test_what_does_not_fit_is_refused_before_memory_is_read() -> None:
+def test_what_does_not_fit_raises_before_memory_is_read() -> None:
     augment = load_policy("simclr", 16)[0]
     params = sample_params(augment, 500, 500, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="sample them for the size of this image"):

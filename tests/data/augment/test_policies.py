@@ -131,7 +131,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         (lambda: Augmentation(order=("grayscale", "grayscale")), "each step at most once"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_remedy(make: object, message: str) -> None:
+def test_a_wrong_value_raises_with_the_remedy(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
 
@@ -299,7 +299,7 @@ def test_floating_point_images_are_as_good_as_bytes() -> None:
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_draw_for_another_size_is_refused() -> None:
+def test_a_draw_for_another_size_raises() -> None:
     augmentation = load_policy("simclr")[0]
     params = sample_params(augmentation, 500, 500, torch.Generator().manual_seed(0))
     with pytest.raises(ValueError, match="sample them for the size of this image"):

@@ -158,7 +158,7 @@ def test_pixels_of_a_worker_are_in_shared_memory() -> None:
     assert all(batch.pixels.is_shared() for batch in loader.raw_batches)  # type: ignore[union-attr]
 
 
-def test_channels_that_differ_within_a_batch_are_refused() -> None:
+def test_channels_that_differ_within_a_batch_raise() -> None:
     class Odd(Mixed):
         def __getitem__(self, index: int) -> object:  # type: ignore[override]
             reading = super().__getitem__(index)

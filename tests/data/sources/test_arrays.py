@@ -14,7 +14,7 @@ from mixview.data.sources.arrays import Npz
 from mixview.data.sources.base import SourceError
 from mixview.io import archives
 from mixview.io.archives import read_arrays
-from tests.data.writing import encode, needs_data, pixels, real, refuses
+from tests.data.writing import encode, needs_data, pixels, raises, real
 
 IMAGES = np.stack([pixels(seed) for seed in range(5)])
 LABELS = np.arange(5) % 3
@@ -61,10 +61,10 @@ def test_encoded_files(tmp_path: Path) -> None:
     assert len(Npz(tmp_path / "a.npz", split="test")) == 1
     assert source.labels() is None
     np.savez(tmp_path / "b.npz", jpeg=data, offsets=offsets + 1)
-    with refuses(SourceError, "offsets", "must rise from 0"):
+    with raises(SourceError, "offsets", "must rise from 0"):
         Npz(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", jpeg=data)
-    with refuses(SourceError, "jpeg without offsets"):
+    with raises(SourceError, "jpeg without offsets"):
         Npz(tmp_path / "c.npz")
 
 
@@ -81,18 +81,18 @@ def test_encoded_files(tmp_path: Path) -> None:
 )
 def test_bad_arrays(tmp_path: Path, arrays: dict[str, np.ndarray], words: list[str]) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
-    with refuses(SourceError, *words):
+    with raises(SourceError, *words):
         Npz(tmp_path / "a.npz")
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    with refuses(SourceError, "absent.npz", "cannot be opened"):
+    with raises(SourceError, "absent.npz", "cannot be opened"):
         Npz(tmp_path / "absent.npz")
     (tmp_path / "a.npz").write_text("no zip")
-    with refuses(SourceError, "a.npz", "save it again"):
+    with raises(SourceError, "a.npz", "save it again"):
         Npz(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", images=IMAGES)
-    with refuses(SourceError, "no split 'val'", "no splits"):
+    with raises(SourceError, "no split 'val'", "no splits"):
         Npz(tmp_path / "b.npz", split="val")
 
 
@@ -134,7 +134,7 @@ def bomb(path: Path, header: dict[str, Any], content: bytes = b"", name: str = "
     ],
 )
 def test_a_header_that_speaks_of_more_than_there_is(tmp_path: Path, header: dict[str, Any]) -> None:
-    with refuses(SourceError, "header speaks of|has the shape"):
+    with raises(SourceError, "header speaks of|has the shape"):
         Npz(bomb(tmp_path / "a.npz", header, bytes(100)))
 
 
@@ -142,7 +142,7 @@ def test_what_unpacks_to_far_more_than_it_is(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(archives, "FREE_BYTES", 1 << 16)
     size = 1 << 20
     path = bomb(tmp_path / "a.npz", {"shape": (size // 64, 8, 8)}, bytes(size))
-    with refuses(SourceError, "would unpack"):
+    with raises(SourceError, "would unpack"):
         Npz(path)
     with pytest.raises(ValueError, match="would unpack"):
         read_arrays(path, "images")

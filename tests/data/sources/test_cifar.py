@@ -11,7 +11,7 @@ import pytest
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.cifar import Cifar, locate
-from tests.data.writing import pixels, python2_pickle, refuses, write
+from tests.data.writing import pixels, python2_pickle, raises, write
 
 COUNT = 4
 IMAGES = np.stack([pixels(seed, 32, 32) for seed in range(5 * COUNT)])
@@ -82,16 +82,16 @@ def test_binary(tmp_path: Path) -> None:
     np.testing.assert_array_equal(Cifar(hundred).read(3), IMAGES[3])
     assert Cifar(hundred).labels().tolist() == LABELS
     write(hundred / "train.bin", b"123")
-    with refuses(SourceError, "3 bytes", "3074"):
+    with raises(SourceError, "3 bytes", "3074"):
         Cifar(hundred)
 
 
 def test_missing_parts(tmp_path: Path) -> None:
     root = write_cifar10(tmp_path)
     (root / "data_batch_3").unlink()
-    with refuses(SourceError, "lacks", "data_batch_3", "unpack"):
+    with raises(SourceError, "lacks", "data_batch_3", "unpack"):
         Cifar(root)
-    with refuses(SourceError, "no split 'val'"):
+    with raises(SourceError, "no split 'val'"):
         Cifar(root, split="val")
 
 
@@ -104,24 +104,24 @@ class Exploit:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_runs_code_raises_and_does_not_run(tmp_path: Path, protocol: int) -> None:
     root = write_cifar10(tmp_path)
     trace = tmp_path / "trace"
     for call in ((os.mkdir, str(trace)), (eval, f"__import__('os').mkdir({str(trace)!r})"), (open, str(trace), "w")):
         write(root / "test_batch", pickle.dumps(Exploit(*call), protocol))
-        with refuses(SourceError, "do not trust it"):
+        with raises(SourceError, "do not trust it"):
             Cifar(root, split="test")
         assert not trace.exists()
 
 
-def test_arrays_of_objects_and_calls_of_ndarray_are_refused(tmp_path: Path) -> None:
+def test_arrays_of_objects_and_calls_of_ndarray_raise(tmp_path: Path) -> None:
     root = write_cifar10(tmp_path)
     objects = python2_pickle({b"data": ROWS[:1], b"labels": [0]}).replace(b"U\x02u1", b"U\x02O8")
     write(root / "test_batch", objects)
-    with refuses(SourceError, "O8", "do not trust it"):
+    with raises(SourceError, "O8", "do not trust it"):
         Cifar(root, split="test")
     write(root / "test_batch", b"\x80\x02cnumpy\nndarray\n(J\x01\x00\x00\x00tR.")
-    with refuses(SourceError, "calls numpy.ndarray"):
+    with raises(SourceError, "calls numpy.ndarray"):
         Cifar(root, split="test")
 
 
@@ -129,5 +129,5 @@ def test_arrays_of_objects_and_calls_of_ndarray_are_refused(tmp_path: Path) -> N
 def test_broken_pickles(tmp_path: Path, content: bytes) -> None:
     root = write_cifar10(tmp_path)
     write(root / "test_batch", content)
-    with refuses(SourceError, "test_batch", "unpack the archive again"):
+    with raises(SourceError, "test_batch", "unpack the archive again"):
         Cifar(root, split="test")

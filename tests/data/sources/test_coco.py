@@ -11,7 +11,7 @@ import pytest
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.coco import Coco, draw_mask, locate, run_lengths
-from tests.data.writing import encode, needs_data, real, refuses, write
+from tests.data.writing import encode, needs_data, raises, real, write
 
 
 def instances() -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_without_masks_or_without_pycocotools(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     root = write_coco(tmp_path)
     assert Coco(root, masks=False).objects(0).masks is None
-    with refuses(SourceError, "pip install", "masks=False"):
+    with raises(SourceError, "pip install", "masks=False"):
         Coco(root).objects(0)
     content = instances()
     for annotation in content["annotations"]:
@@ -117,7 +117,7 @@ def test_an_object_without_outline(tmp_path: Path) -> None:
 def test_absent_images(tmp_path: Path) -> None:
     root = write_coco(tmp_path)
     (root / "train2017" / "000000000001.jpg").unlink()
-    with refuses(SourceError, "names 1 images that are not in", "000000000001.jpg", 'absent="skip"'):
+    with raises(SourceError, "names 1 images that are not in", "000000000001.jpg", 'absent="skip"'):
         Coco(root)
     source = Coco(root, absent="skip")
     assert source.image_ids.tolist() == [40, 38]
@@ -137,7 +137,7 @@ def test_splits(tmp_path: Path) -> None:
     write_coco(tmp_path, split="val2017")
     assert Coco(root, split="val").name(0).startswith("val2017/")
     assert Coco(root, split="val2017").name(0).startswith("val2017/")
-    with refuses(SourceError, "instances_test.json", "train2017, val2017"):
+    with raises(SourceError, "instances_test.json", "train2017, val2017"):
         Coco(root, split="test")
 
 
@@ -153,17 +153,17 @@ def test_splits(tmp_path: Path) -> None:
 def test_broken_files(tmp_path: Path, content: str, words: list[str]) -> None:
     root = write_coco(tmp_path)
     write(root / "annotations" / "instances_train2017.json", content)
-    with refuses(SourceError, *words):
+    with raises(SourceError, *words):
         Coco(root)
 
 
 def test_unknown_category_and_no_folder_of_images(tmp_path: Path) -> None:
     content = instances()
     content["annotations"][0]["category_id"] = 7
-    with refuses(SourceError, "category 7", "has no name"):
+    with raises(SourceError, "category 7", "has no name"):
         Coco(write_coco(tmp_path, content))
     write(tmp_path / "annotations" / "instances_val2017.json", json.dumps(instances()))
-    with refuses(SourceError, "val2017, are not", "download"):
+    with raises(SourceError, "val2017, are not", "download"):
         Coco(tmp_path, split="val")
 
 
@@ -180,7 +180,7 @@ def test_unknown_category_and_no_folder_of_images(tmp_path: Path) -> None:
 def test_an_entry_without_a_field_is_named(tmp_path: Path, list_name: str, field: str, place: str) -> None:
     content = instances()
     del content[list_name][0][field]
-    with refuses(SourceError, field, place):
+    with raises(SourceError, field, place):
         Coco(write_coco(tmp_path, content))
 
 
@@ -205,7 +205,7 @@ def test_an_entry_without_a_field_is_named(tmp_path: Path, list_name: str, field
 def test_segmentations_that_no_image_has(tmp_path: Path, segmentation: Any) -> None:
     content = instances()
     content["annotations"][0]["segmentation"] = segmentation
-    with refuses(SourceError, "annotation", "correct"):
+    with raises(SourceError, "annotation", "correct"):
         Coco(write_coco(tmp_path, content))
 
 
@@ -213,7 +213,7 @@ def test_segmentations_that_no_image_has(tmp_path: Path, segmentation: Any) -> N
 def test_boxes_that_no_image_has(tmp_path: Path, bbox: Any) -> None:
     content = instances()
     content["annotations"][0]["bbox"] = bbox
-    with refuses(SourceError, r"annotations\[0\].bbox"):
+    with raises(SourceError, r"annotations\[0\].bbox"):
         Coco(write_coco(tmp_path, content))
 
 
@@ -221,7 +221,7 @@ def test_boxes_that_no_image_has(tmp_path: Path, bbox: Any) -> None:
 def test_sizes_that_no_image_has(tmp_path: Path, size: tuple[Any, Any]) -> None:
     content = instances()
     content["images"][0] |= {"height": size[0], "width": size[1]}
-    with refuses(SourceError, "correct"):
+    with raises(SourceError, "correct"):
         Coco(write_coco(tmp_path, content))
 
 

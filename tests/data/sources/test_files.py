@@ -14,7 +14,7 @@ from mixview.data.sources.base import BadImage, SourceError
 from mixview.data.sources.files import ClassFolders, FileList, Folder
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset
-from tests.data.writing import encode, needs_data, real, refuses, write, write_classes
+from tests.data.writing import encode, needs_data, raises, real, write, write_classes
 
 
 def names(source: Folder | ClassFolders | FileList) -> list[str]:
@@ -77,19 +77,19 @@ def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path: Path) -> None:
     else:
         write(tmp_path / "b.png").chmod(0)
     source = Folder(tmp_path)
-    with refuses(BadImage, "b.png", "cannot be read"):
+    with raises(BadImage, "b.png", "cannot be read"):
         source.read(1)
     (tmp_path / "a.png").unlink()
-    with refuses(BadImage, "a.png", "No such file"):
+    with raises(BadImage, "a.png", "No such file"):
         source.read(0)
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:
-    with refuses(SourceError, "there is no folder", "absent"):
+    with raises(SourceError, "there is no folder", "absent"):
         Folder(tmp_path / "absent")
-    with refuses(SourceError, "holds no images", "check the path"):
+    with raises(SourceError, "holds no images", "check the path"):
         Folder(tmp_path)
-    with refuses(SourceError, "is a file"):
+    with raises(SourceError, "is a file"):
         Folder(write(tmp_path / "a.png"))
 
 
@@ -116,7 +116,7 @@ def test_class_folders(tmp_path: Path) -> None:
     assert labels.tolist() == [0, 0, 0, 1, 2, 2]
     assert labels.dtype == np.int64
     write(tmp_path / "stray.png")
-    with refuses(SourceError, "stray.png", "kind='folder'"):
+    with raises(SourceError, "stray.png", "kind='folder'"):
         ClassFolders(tmp_path)
 
 
@@ -125,9 +125,9 @@ def test_splits(tmp_path: Path) -> None:
     write_classes(tmp_path / "val", {"a": 1, "b": 1})
     assert len(ClassFolders(tmp_path)) == 4
     assert len(ClassFolders(tmp_path, split="val")) == 2
-    with refuses(SourceError, "no split 'test'", "train, val"):
+    with raises(SourceError, "no split 'test'", "train, val"):
         ClassFolders(tmp_path, split="test")
-    with refuses(SourceError, "no split 'val'", "leave split out"):
+    with raises(SourceError, "no split 'val'", "leave split out"):
         Folder(tmp_path / "train", split="val")
 
 
@@ -139,7 +139,7 @@ def test_imagenet_has_its_names(tmp_path: Path) -> None:
     assert ClassFolders(train).classes == ("n01440764", "n02012849", "n03126707")
     write(tmp_path / "LOC_synset_mapping.txt", "n01440764 tench, Tinca tinca\nn02012849 crane\nn03126707 crane\n")
     assert ClassFolders(train.parent).classes == ("tench", "crane (n02012849)", "crane (n03126707)")
-    with refuses(SourceError, "outside of any class folder"):
+    with raises(SourceError, "outside of any class folder"):
         ClassFolders(train.parent, split="val")
     rows = [
         "ImageId,PredictionString",
@@ -203,14 +203,14 @@ def test_lists_elsewhere_and_columns(tmp_path: Path) -> None:
     ],
 )
 def test_bad_lists(tmp_path: Path, name: str, text: str, words: list[str]) -> None:
-    with refuses(SourceError, *words):
+    with raises(SourceError, *words):
         FileList(write(tmp_path / name, text))
 
 
 def test_bad_columns_and_missing_list(tmp_path: Path) -> None:
-    with refuses(SourceError, "no column 'x'", "it has path"):
+    with raises(SourceError, "no column 'x'", "it has path"):
         FileList(write(tmp_path / "a.csv", "path\na.png\n"), label_column="x")
-    with refuses(SourceError, "absent.txt", "cannot be read"):
+    with raises(SourceError, "absent.txt", "cannot be read"):
         FileList(tmp_path / "absent.txt")
 
 
@@ -259,7 +259,7 @@ def test_the_folders_of_runs_are_no_data(tmp_path: Path) -> None:
     assert sorted(after.notes) == [
         f"left out runs/{name}: it is the folder of a run of mixview, not data" for name in ("first", "second")
     ]
-    with refuses(SourceError, "holds no images", "folder of a run"):
+    with raises(SourceError, "holds no images", "folder of a run"):
         Folder(tmp_path / "runs" / "first")
 
 
@@ -272,7 +272,7 @@ def test_runs_beside_splits_and_classes(tmp_path: Path) -> None:
     assert (after.kind, after.classes, after.fingerprint()) == (before.kind, before.classes, before.fingerprint())
 
 
-def test_pictures_that_are_not_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_names_pictures_that_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "heic_plugin", lambda: None)
     for name in ("a.png", "b.HEIC", "sub/c.heic", "d.cr2", "notes.txt"):
         write(tmp_path / name)
@@ -295,15 +295,15 @@ def test_a_list_that_names_pipes_and_devices(tmp_path: Path) -> None:
             source.read(index)
     os.mkfifo(tmp_path / "list.csv")
     for kind in (tmp_path / "list.csv", "/dev/zero"):
-        with refuses(SourceError, "regular file"):
+        with raises(SourceError, "regular file"):
             FileList(kind)
 
 
-def test_labels_that_are_lacking_are_refused_and_large_ones_are_names(tmp_path: Path) -> None:
+def test_missing_labels_raise_and_large_ones_are_names(tmp_path: Path) -> None:
     def rows(*labels: str) -> Path:
         return write(tmp_path / "list.csv", "\n".join(["path,label", *(f"{n}.png,{x}" for n, x in enumerate(labels))]))
 
-    with refuses(SourceError, "labels some files and not others", "1.png"):
+    with raises(SourceError, "labels some files and not others", "1.png"):
         FileList(rows("0", "", "2"))
     for large in ("1234567890123456789012345678901", "9999999"):  # numbers of products, say
         named = FileList(rows("0", large))
@@ -313,5 +313,5 @@ def test_labels_that_are_lacking_are_refused_and_large_ones_are_names(tmp_path: 
     labels = FileList(rows("²", "1")).labels()
     assert labels is not None
     assert labels.tolist() == [1, 0]
-    with refuses(SourceError, "cannot be read"):
+    with raises(SourceError, "cannot be read"):
         FileList(write(tmp_path / "b.csv", f"path\n{'a' * 200_000}"))

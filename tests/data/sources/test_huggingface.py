@@ -9,7 +9,7 @@ import pytest
 
 from mixview.data.sources.base import BadImage, SourceError
 from mixview.data.sources.huggingface import HuggingFace, locate
-from tests.data.writing import encode, refuses, write
+from tests.data.writing import encode, raises, write
 
 datasets = pytest.importorskip("datasets")
 
@@ -34,7 +34,7 @@ def test_a_data_set(tmp_path: Path) -> None:
     assert source.classes == ("cat", "dog")
     assert source.name(3) == "3"
     assert source.fingerprint() == HuggingFace(tmp_path / "set").fingerprint()
-    with refuses(SourceError, "no split 'train'", "leave split out"):
+    with raises(SourceError, "no split 'train'", "leave split out"):
         HuggingFace(tmp_path / "set", split="train")
 
 
@@ -45,20 +45,20 @@ def test_splits(tmp_path: Path) -> None:
     source = HuggingFace(tmp_path / "set", split="test")
     assert len(source) == 2
     assert source.name(0) == "test/0"
-    with refuses(SourceError, "no split 'val'", "test, train"):
+    with raises(SourceError, "no split 'val'", "test, train"):
         HuggingFace(tmp_path / "set", split="val")
 
 
 def test_columns(tmp_path: Path) -> None:
     more = {"other": (datasets.Image(), [{"bytes": encode(9), "path": None}] * 4)}
     table(**more).save_to_disk(tmp_path / "two")
-    with refuses(SourceError, "image, other", "image_column"):
+    with raises(SourceError, "image, other", "image_column"):
         HuggingFace(tmp_path / "two")
     assert HuggingFace(tmp_path / "two", image_column="other").read(0) == encode(9)
-    with refuses(SourceError, "no column 'x'", "image, label, other"):
+    with raises(SourceError, "no column 'x'", "image, label, other"):
         HuggingFace(tmp_path / "two", image_column="x")
     table().remove_columns(["image"]).save_to_disk(tmp_path / "none")
-    with refuses(SourceError, "no column of images", "label"):
+    with raises(SourceError, "no column of images", "label"):
         HuggingFace(tmp_path / "none")
     table().remove_columns(["label"]).save_to_disk(tmp_path / "unlabeled")
     assert HuggingFace(tmp_path / "unlabeled").labels() is None
@@ -72,15 +72,15 @@ def test_images_beside_the_table_and_missing_ones(tmp_path: Path) -> None:
     source = HuggingFace(tmp_path / "set")
     # The library packs the files that it finds into the table when it saves.
     assert source.read(0) == encode(5)
-    with refuses(BadImage, "1", "has no image"):
+    with raises(BadImage, "1", "has no image"):
         source.read(1)
 
 
 def test_without_the_library_and_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table().save_to_disk(tmp_path / "set")
     write(tmp_path / "set" / "state.json", "{")
-    with refuses(SourceError, "cannot be opened by datasets"):
+    with raises(SourceError, "cannot be opened by datasets"):
         HuggingFace(tmp_path / "set")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with refuses(SourceError, "not installed", "pip install"):
+    with raises(SourceError, "not installed", "pip install"):
         HuggingFace(tmp_path / "set")

@@ -10,7 +10,7 @@ import pytest
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.idx import DEBIAN, FASHION, Idx, locate
-from tests.data.writing import pixels, refuses, write
+from tests.data.writing import pixels, raises, write
 
 IMAGES = np.stack([pixels(seed, 28, 28, 1) for seed in range(4)])
 
@@ -39,24 +39,24 @@ def test_mnist_has_digits(tmp_path: Path) -> None:
     assert Idx(write_idx(tmp_path / "MNIST" / "raw", True)).classes == tuple("0123456789")
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     root = write_idx(tmp_path, False)
-    with refuses(SourceError, "no split 'val'", "train, test"):
+    with raises(SourceError, "no split 'val'", "train, test"):
         Idx(root, split="val")
     path = root / "train-images-idx3-ubyte"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with refuses(SourceError, "should hold", "3135"):
+    with raises(SourceError, "should hold", "3135"):
         Idx(root)
     path.write_bytes(b"text" * 10)
-    with refuses(SourceError, "is not an idx file"):
+    with raises(SourceError, "is not an idx file"):
         Idx(root)
     path.unlink()
     write(root / "train-images-idx3-ubyte.gz", gzip.compress(whole)[:100])
-    with refuses(SourceError, "cannot be unpacked"):
+    with raises(SourceError, "cannot be unpacked"):
         Idx(root)
     (root / "train-images-idx3-ubyte.gz").unlink()
-    with refuses(SourceError, "lacks train-images-idx3-ubyte"):
+    with raises(SourceError, "lacks train-images-idx3-ubyte"):
         Idx(root)
 
 

@@ -17,7 +17,7 @@ from tests.data.sources.test_cifar import write_cifar10
 from tests.data.sources.test_coco import write_coco
 from tests.data.sources.test_idx import write_idx
 from tests.data.sources.test_voc import write_year
-from tests.data.writing import needs_data, pixels, refuses, tar, write, write_classes
+from tests.data.writing import needs_data, pixels, raises, tar, write, write_classes
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_path_is_recognized_by_looking_at_it(tmp_path: Path) -> None:
+def test_a_path_is_recognized_by_its_content(tmp_path: Path) -> None:
     write(tmp_path / "photos" / "a.png")
     write(tmp_path / "photos" / "deep" / "b.png")
     write_classes(tmp_path / "classes", {"a": 1, "b": 1})
@@ -80,21 +80,21 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
 def test_a_folder_of_data_sets_is_not_guessed_at(tmp_path: Path) -> None:
     write_cifar10(tmp_path)
     write(tmp_path / "photos" / "a.png")
-    with refuses(SourceError, "cifar-10-batches-py and also photos", "the path of one"):
+    with raises(SourceError, "cifar-10-batches-py and also photos", "the path of one"):
         open_dataset(tmp_path)
     write_year(tmp_path)
-    with refuses(SourceError, "several data sets"):
+    with raises(SourceError, "several datasets"):
         open_dataset(tmp_path)
 
 
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIXVIEW_DATA", str(tmp_path / "data"))
-    with refuses(SourceError, "cifar10 is not in", "cifar-10-batches-py", "path"):
+    with raises(SourceError, "cifar10 is not in", "cifar-10-batches-py", "path"):
         open_dataset("cifar10")
     write_cifar10(tmp_path / "data")
     assert open_dataset("cifar10", "test").kind == "cifar"
     monkeypatch.delenv("MIXVIEW_DATA")
-    with refuses(SourceError, "MIXVIEW_DATA"):
+    with raises(SourceError, "MIXVIEW_DATA"):
         open_dataset("cifar10")
     write(tmp_path / "coco" / "a.png")  # what exists as a path is a path
     assert open_dataset("coco").kind == "folder"
@@ -113,27 +113,27 @@ def test_scenes_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     module.Scenes = Scenes  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mixview.data.synthetic.scenes", module)
     assert open_dataset("scenes", count=5).count == 5  # type: ignore[attr-defined]
-    with refuses(SourceError, "kind scenes", "no option 'cuont'", "did you mean count"):
+    with raises(SourceError, "kind scenes", "no option 'cuont'", "did you mean count"):
         open_dataset("scenes", cuont=5)
 
 
-def test_refusals(tmp_path: Path) -> None:
-    with refuses(SourceError, "neither a path nor a source named cifar11", "did you mean cifar10"):
+def test_errors(tmp_path: Path) -> None:
+    with raises(SourceError, "neither a path nor a source named cifar11", "did you mean cifar10"):
         open_dataset("cifar11")
-    with refuses(SourceError, "neither a path", "check the path"):
+    with raises(SourceError, "neither a path", "check the path"):
         open_dataset(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with refuses(SourceError, "empty holds no images"):
+    with raises(SourceError, "empty holds no images"):
         open_dataset(tmp_path / "empty")
-    with refuses(SourceError, "a.md", "is no source"):
+    with raises(SourceError, "a.md", "is not a file that holds images"):
         open_dataset(write(tmp_path / "a.md", "text"))
     write(tmp_path / "photos" / "a.png")
-    with refuses(SourceError, "kind of source 'fodler'", "did you mean folder"):
+    with raises(SourceError, "kind of source 'fodler'", "did you mean folder"):
         open_dataset(tmp_path / "photos", kind="fodler")
     write_year(tmp_path / "voc")
-    with refuses(SourceError, "no option 'year'", "did you mean years"):
+    with raises(SourceError, "no option 'year'", "did you mean years"):
         open_dataset(tmp_path / "voc", year=2007)
-    with refuses(SourceError, "kind list has no splits", "split='val'"):
+    with raises(SourceError, "kind list has no splits", "split='val'"):
         open_dataset(write(tmp_path / "a.txt", "photos/a.png"), "val")
 
 
@@ -180,9 +180,9 @@ def test_a_split_among_the_options(tmp_path: Path) -> None:
     options: dict[str, Any] = {"split": "val", "count": 5}
     assert open_dataset("scenes", **options).name(0).startswith("val")
     assert open_dataset("scenes", None, **options).name(0).startswith("val")
-    with refuses(SourceError, "two splits", "'train'", "'val'"):
+    with raises(SourceError, "two splits", "'train'", "'val'"):
         open_dataset("scenes", "train", **options)
-    with refuses(SourceError, "is no split"):
+    with raises(SourceError, "is not a split"):
         open_dataset("scenes", **{"split": ["val"]})
 
 
@@ -191,7 +191,7 @@ def test_no_option_says_where_to_write(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "shards" / "a.tar", "w") as archive:
         archive.add(write(tmp_path / "a.png"), "a.png")
     for data in ("scenes", tmp_path / "shards"):
-        with refuses(SourceError, "MIXVIEW_CACHE"):
+        with raises(SourceError, "MIXVIEW_CACHE"):
             open_dataset(data, cache=str(tmp_path / "elsewhere"))
     assert not (tmp_path / "elsewhere").exists()
     assert len(open_dataset("scenes", cache=False, count=3)) == 3
@@ -212,7 +212,7 @@ def test_no_option_says_where_to_write(tmp_path: Path) -> None:
 def test_options_of_another_type_are_named(tmp_path: Path, data: str, options: dict[str, Any]) -> None:
     write(tmp_path / "list.txt", "a.png")
     place = data if data == "scenes" else tmp_path / data
-    with refuses(SourceError, next(iter(options)), "does not fit"):
+    with raises(SourceError, next(iter(options)), "does not fit"):
         open_dataset(place, **options)
 
 

@@ -11,7 +11,7 @@ from mixview.data.sources import remote
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.remote import RemoteFile
 from tests.data.serving import Server, serving
-from tests.data.writing import refuses
+from tests.data.writing import raises
 
 DATA = random.Random(0).randbytes(3_000_000)
 
@@ -54,7 +54,7 @@ def test_reading_on_streams_and_reading_here_and_there_does_not(server: Server) 
 
 
 @pytest.mark.parametrize("drop", [0, 1, 5_000, 100_000])
-def test_a_dropped_connection_goes_on_where_it_dropped(server: Server, drop: int) -> None:
+def test_a_dropped_connection_resumes_where_it_dropped(server: Server, drop: int) -> None:
     file = RemoteFile(f"{server.url}/a")
     server.drop_after = drop
     server.requests.clear()
@@ -72,7 +72,7 @@ def test_a_server_that_says_nothing_is_given_up_on(server: Server) -> None:
     file = RemoteFile(f"{server.url}/a", retries=3)
     server.drop_after, server.always_drop = 0, True
     server.requests.clear()
-    with refuses(SourceError, "failed 4 times in a row", "then resume"):
+    with raises(SourceError, "failed 4 times in a row", "then resume"):
         file.read_at(100_000, 10)
     assert len(server.requests) == 4
 
@@ -81,27 +81,27 @@ def test_passing_failures_pass_and_others_do_not(server: Server) -> None:
     server.fail_with = [503, 429, 500]
     assert RemoteFile(f"{server.url}/a").read(10) == DATA[:10]
     server.fail_with = [403]
-    with refuses(SourceError, "answers 403", "check the address"):
+    with raises(SourceError, "answers 403", "check the address"):
         RemoteFile(f"{server.url}/a")
-    with refuses(SourceError, "answers 404"):
+    with raises(SourceError, "answers 404"):
         RemoteFile(f"{server.url}/absent")
 
 
 def test_nobody_there() -> None:
-    with refuses(SourceError, "failed 1 times", "check the server"):
+    with raises(SourceError, "failed 1 times", "check the server"):
         RemoteFile("http://127.0.0.1:9/a.tar", retries=0)
 
 
-def test_a_file_that_changes_is_refused(server: Server) -> None:
+def test_a_file_that_changes_raises(server: Server) -> None:
     file = RemoteFile(f"{server.url}/a")
     server.version = '"2"'
-    with refuses(SourceError, "changed while it was read"):
+    with raises(SourceError, "changed while it was read"):
         file.read_at(1_000_000, 10)
 
 
-def test_a_server_without_ranges_is_refused(server: Server) -> None:
+def test_a_server_without_ranges_raises(server: Server) -> None:
     server.ranges = False
-    with refuses(SourceError, "does not answer Range requests", "download the file"):
+    with raises(SourceError, "does not answer Range requests", "download the file"):
         RemoteFile(f"{server.url}/a")
 
 
@@ -111,16 +111,16 @@ def test_redirects_are_followed(server: Server) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://server/a", "s3://bucket/a"])
-def test_other_addresses_are_refused(url: str) -> None:
-    with refuses(SourceError, "not an http"):
+def test_other_addresses_raise(url: str) -> None:
+    with raises(SourceError, "not an http"):
         RemoteFile(url)
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        "bytes {start}-999999999999/9999999999999",  # more than was asked for: it would be kept in memory
-        "bytes {start}-0/{size}",  # ends before it starts: it would be asked for for ever
+        "bytes {start}-999999999999/9999999999999",  # more than was requested: it would be kept in memory
+        "bytes {start}-0/{size}",  # ends before it starts: it would be requested forever
         "bytes {start}-{stop}/5",
         "bytes {start}-{stop}/" + "9" * 5000,
         "bytes 7-{stop}/{size}",
@@ -128,11 +128,11 @@ def test_other_addresses_are_refused(url: str) -> None:
         "octets",
     ],
 )
-def test_an_answer_to_another_question_is_refused(server: Server, told: str) -> None:
+def test_an_answer_to_another_question_raises(server: Server, told: str) -> None:
     file = RemoteFile(f"{server.url}/a")
     server.content_range = told
     server.requests.clear()
-    with refuses(SourceError, "the server of", "another server"):
+    with raises(SourceError, "the server of", "another server"):
         file.read_at(1_000_000, 10)
     assert len(server.requests) == 1
 
@@ -141,7 +141,7 @@ def test_a_server_that_sends_a_byte_at_a_time_is_given_up_on(server: Server) -> 
     file = RemoteFile(f"{server.url}/a", retries=3)
     server.content_range = "bytes {start}-{start}/{size}"
     server.requests.clear()
-    with refuses(SourceError, "failed 4 times in a row", "it sent 1 bytes"):
+    with raises(SourceError, "failed 4 times in a row", "it sent 1 bytes"):
         file.read_at(1_000_000, 10)
     assert len(server.requests) == 4
 
@@ -153,18 +153,18 @@ def test_a_slow_drip_ends() -> None:
         file = RemoteFile(f"{server.url}/a", timeout=0.1, retries=0)
         server.drip = 0.01
         begin = time.monotonic()
-        with refuses(SourceError, "failed 1 times", "bytes in 0 seconds"):
+        with raises(SourceError, "failed 1 times", "bytes in 0 seconds"):
             file.read_at(1_000_000, 10)
         assert time.monotonic() - begin < 5
         server.drip = None
         assert file.read_at(2_000_000, 10) == DATA[2_000_000:2_000_010]
 
 
-def test_what_no_image_is_as_large_as_is_not_asked_for(server: Server) -> None:
+def test_more_bytes_than_any_image_has_are_not_requested(server: Server) -> None:
     server.content_range = "bytes {start}-{stop}/999999999999999"
     file = RemoteFile(f"{server.url}/a")
     server.requests.clear()
-    with refuses(SourceError, "in one piece", "check the file"):
+    with raises(SourceError, "in one piece", "check the file"):
         file.read_at(0, 1 << 40)
     assert not server.requests
 
@@ -172,5 +172,5 @@ def test_what_no_image_is_as_large_as_is_not_asked_for(server: Server) -> None:
 def test_redirects_lead_to_web_servers_only(server: Server) -> None:
     for place in ("ftp://127.0.0.1/a", "file:///etc/passwd"):
         server.redirect["/away"] = place
-        with refuses(SourceError, "/away"):
+        with raises(SourceError, "/away"):
             RemoteFile(f"{server.url}/away", retries=0)

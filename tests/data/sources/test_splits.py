@@ -16,7 +16,7 @@ from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import Subset, parse_range, take_files, take_fraction, take_per_class, take_range
 from mixview.data.sources.voc import Voc
 from mixview.data.synthetic.scenes import Scenes
-from tests.data.writing import encode, needs_data, real, refuses, write, write_classes
+from tests.data.writing import encode, needs_data, raises, real, write, write_classes
 
 
 class Table(Source):
@@ -97,9 +97,9 @@ def test_the_choice_goes_by_name_and_is_the_same_everywhere() -> None:
 def test_k_per_class() -> None:
     part = take_per_class(Table([0] * 50 + [7] * 5), 3)
     assert part.labels().tolist() == [0, 0, 0, 7, 7, 7]
-    with refuses(SourceError, "5 images of class 1", "at most 5"):
+    with raises(SourceError, "5 images of class 1", "at most 5"):
         take_per_class(Table([0] * 50 + [1] * 5), 6)
-    with refuses(SourceError, "no labels", "take_fraction"):
+    with raises(SourceError, "no labels", "take_fraction"):
         take_per_class(Table(None, names=["a"]), 1)
 
 
@@ -124,7 +124,7 @@ def test_ranges_by_the_name_of_a_split() -> None:
     first, rest = (open_dataset("scenes", split, count=30, size=16) for split in ("train[:10]", "train[10:]"))
     names = {part.name(index) for part in (first, rest) for index in range(len(part))}
     assert (len(first), len(rest), len(names)) == (10, 20, 30)
-    with pytest.raises(SourceError, match=r"'train\[5\]' is no part of a split: write train\[:5000\]"):
+    with pytest.raises(SourceError, match=r"'train\[5\]' is not a part of a split: write train\[:5000\]"):
         open_dataset("scenes", "train[5]")
 
 
@@ -146,7 +146,7 @@ def test_label_sets() -> None:
 def test_difficult_does_not_count() -> None:
     source = Table(None, [[-1], [-1], [1], [0]])
     assert take_per_class(source, 1).indices.tolist() == [2]
-    with refuses(SourceError, "1 images of class 0"):
+    with raises(SourceError, "1 images of class 0"):
         take_per_class(source, 2)
 
 
@@ -166,11 +166,11 @@ def test_a_list_of_files(tmp_path: Path) -> None:
     source = ClassFolders(tmp_path / "set")
     listed = write(tmp_path / "list.txt", "# the published list\nonly.png\na/001.png\n")
     assert take_files(source, listed).indices.tolist() == [6, 1]
-    with refuses(SourceError, "1 of the 2", "not in", "c.png", "a/000.png"):
+    with raises(SourceError, "1 of the 2", "not in", "c.png", "a/000.png"):
         take_files(source, ["c.png", "a/000.png"])
-    with refuses(SourceError, "several names", "000.png"):
+    with raises(SourceError, "several names", "000.png"):
         take_files(source, ["000.png"])
-    with refuses(SourceError, "absent.txt", "cannot be read"):
+    with raises(SourceError, "absent.txt", "cannot be read"):
         take_files(source, tmp_path / "absent.txt")
 
 
@@ -194,15 +194,15 @@ def test_a_subset_is_a_source(tmp_path: Path) -> None:
     for index in (-1, 2):
         with pytest.raises(IndexError):
             part.read(index)
-    with refuses(SourceError, "empty"):
+    with raises(SourceError, "empty"):
         Subset(source, np.array([], dtype=np.int64))
-    with refuses(SourceError, "from 0 to 5"):
+    with raises(SourceError, "from 0 to 5"):
         Subset(source, np.array([6]))
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.1, float("nan")])
 def test_bad_fractions(fraction: float) -> None:
-    with refuses(ValueError, "0.01 is 1 %"):
+    with raises(ValueError, "0.01 is 1 %"):
         take_fraction(Table([0]), fraction)
 
 

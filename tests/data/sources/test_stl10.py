@@ -6,7 +6,7 @@ import pytest
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.stl10 import Stl10, locate
-from tests.data.writing import pixels, refuses, write
+from tests.data.writing import pixels, raises, write
 
 IMAGES = np.stack([pixels(seed, 96, 96) for seed in range(3)])
 
@@ -44,12 +44,12 @@ def test_torchvision_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPatch)
     assert label == Stl10(root).labels()[2]
 
 
-def test_refusals(root: Path) -> None:
-    with refuses(SourceError, "no split 'val'", "train, test, unlabeled"):
+def test_errors(root: Path) -> None:
+    with raises(SourceError, "no split 'val'", "train, test, unlabeled"):
         Stl10(root, split="val")
     write(root / "test_X.bin", b"123")
-    with refuses(SourceError, "3 bytes", "27648"):
+    with raises(SourceError, "3 bytes", "27648"):
         Stl10(root, split="test")
     (root / "train_y.bin").unlink()
-    with refuses(SourceError, "lacks", "train_y.bin"):
+    with raises(SourceError, "lacks", "train_y.bin"):
         Stl10(root)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.voc import Voc, locate
-from tests.data.writing import encode, needs_data, real, refuses, write
+from tests.data.writing import encode, needs_data, raises, real, write
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
 <bndbox><xmin>{box[0]}</xmin><ymin>{box[1]}</ymin><xmax>{box[2]}</xmax><ymax>{box[3]}</ymax></bndbox>
@@ -83,37 +83,37 @@ def test_several_years(tmp_path: Path) -> None:
     assert len(Voc(tmp_path, years="2012")) == 3
     assert len(Voc(tmp_path, years="2007+2012")) == 6
     assert Voc(tmp_path, split="test").years == ("VOC2007",)
-    with refuses(SourceError, "VOC2012", "test.txt", "trainval"):
+    with raises(SourceError, "VOC2012", "test.txt", "trainval"):
         Voc(tmp_path, split="test", years="2007+2012")
-    with refuses(SourceError, "VOC2007, VOC2012", "years=2008"):
+    with raises(SourceError, "VOC2007, VOC2012", "years=2008"):
         Voc(tmp_path, years="2008")
-    with refuses(SourceError, "years=07", "2007[+]2012"):
+    with raises(SourceError, "years=07", "2007[+]2012"):
         Voc(tmp_path, years="07+12")
 
 
 def test_without_its_split_file(tmp_path: Path) -> None:
     folder = write_year(tmp_path)
-    with refuses(SourceError, "VOC2007", "no split file ImageSets/Main/test.txt", "its splits are trainval"):
+    with raises(SourceError, "VOC2007", "no split file ImageSets/Main/test.txt", "its splits are trainval"):
         Voc(folder, split="test")
     (folder / "ImageSets" / "Main" / "trainval.txt").unlink()
-    with refuses(SourceError, "no split file ImageSets/Main/trainval.txt", "download"):
+    with raises(SourceError, "no split file ImageSets/Main/trainval.txt", "download"):
         Voc(folder)
     write(folder / "ImageSets" / "Main" / "trainval.txt", "\n")
-    with refuses(SourceError, "trainval.txt names no images"):
+    with raises(SourceError, "trainval.txt names no images"):
         Voc(folder)
 
 
 def test_what_is_no_voc_and_broken_annotations(tmp_path: Path) -> None:
     assert locate(tmp_path) is None
-    with refuses(SourceError, "holds no VOC2007"):
+    with raises(SourceError, "holds no VOC2007"):
         Voc(tmp_path)
     folder = write_year(tmp_path)
     write(folder / "Annotations" / "000001.xml", "<annotation><object>")
-    with refuses(SourceError, "000001.xml", "cannot be read"):
+    with raises(SourceError, "000001.xml", "cannot be read"):
         Voc(folder).objects(0)
     item = OBJECT.format(name="cow", difficult=0, box=(1, 1, 2, 2))
     write(folder / "Annotations" / "000001.xml", f"<annotation>{item}</annotation>")
-    with refuses(SourceError, "'cow'", "cow_trainval.txt"):
+    with raises(SourceError, "'cow'", "cow_trainval.txt"):
         Voc(folder).objects(0)
 
 

@@ -13,7 +13,7 @@ from mixview.data.sources import remote, webdataset
 from mixview.data.sources.base import BadImage, SourceError
 from mixview.data.sources.webdataset import WebDataset, expand_braces, expand_shards, locate
 from tests.data.serving import Server, serving
-from tests.data.writing import encode, refuses, tar, write
+from tests.data.writing import encode, raises, tar, write
 
 SHARDS, EACH = 3, 8
 
@@ -161,7 +161,7 @@ def test_a_resume_in_the_middle_reads_only_what_comes_after(server: Server) -> N
 def test_a_server_that_dies_is_not_a_bad_image(server: Server) -> None:
     source = WebDataset(f"{server.url}/train-000.tar", retries=0)
     server.drop_after, server.always_drop = 0, True
-    with refuses(SourceError, "train-000.tar", "failed 1 times"):
+    with raises(SourceError, "train-000.tar", "failed 1 times"):
         source.read(3)
 
 
@@ -170,25 +170,25 @@ def test_addresses_with_a_query(server: Server) -> None:
     assert source.name(0) == "train-000.tar/000000.jpg"
 
 
-def test_refusals(tmp_path: Path, cache: Path, server: Server) -> None:
-    with refuses(SourceError, "there is no shard", "absent.tar"):
+def test_errors(tmp_path: Path, cache: Path, server: Server) -> None:
+    with raises(SourceError, "there is no shard", "absent.tar"):
         WebDataset(tmp_path / "absent.tar")
-    with refuses(SourceError, "answers 404"):
+    with raises(SourceError, "answers 404"):
         WebDataset(f"{server.url}/absent.tar")
-    with refuses(SourceError, "not a whole, uncompressed tar file"):
+    with raises(SourceError, "not a whole, uncompressed tar file"):
         WebDataset(write(tmp_path / "text.tar", b"text" * 500))
     whole = shard(0)
-    with refuses(SourceError, "cut.tar", "copy it again"):
+    with raises(SourceError, "cut.tar", "copy it again"):
         WebDataset(write(tmp_path / "cut.tar", whole[: len(whole) // 2 + 100]))
-    with refuses(SourceError, "holds no images"):
+    with raises(SourceError, "holds no images"):
         WebDataset(write(tmp_path / "none.tar", tar({"a.txt": b"text"})))
-    with refuses(SourceError, "matches no tar file"):
+    with raises(SourceError, "matches no tar file"):
         WebDataset(tmp_path / "*.nothing")
     write(tmp_path / "one" / "a.tar", whole)
     write(tmp_path / "two" / "a.tar", whole)
-    with refuses(SourceError, "two shards a.tar", "rename one"):
+    with raises(SourceError, "two shards a.tar", "rename one"):
         WebDataset(f"{tmp_path}/{{one,two}}/a.tar")
-    with refuses(SourceError, "counts down"):
+    with raises(SourceError, "counts down"):
         WebDataset(f"{tmp_path}/{{5..3}}.tar")
 
 
@@ -196,7 +196,7 @@ def test_a_shard_that_shrinks_has_bad_images(folder: Path) -> None:
     source = WebDataset(folder)
     path = folder / "train-002.tar"
     path.write_bytes(path.read_bytes()[:600])
-    with refuses(BadImage, "train-002.tar/000023.jpg", "cut off"):
+    with raises(BadImage, "train-002.tar/000023.jpg", "cut off"):
         source.read(23)
 
 
@@ -218,14 +218,14 @@ def test_a_folder_of_shards_is_recognized(folder: Path, tmp_path: Path) -> None:
     ["a-{000..999999999}.tar", "http://127.0.0.1:9/{0..99999}{0..99999}.tar", "{a,b}" * 2000 + ".tar", "{0..9}" * 9],
 )
 def test_a_pattern_is_counted_before_it_is_expanded(pattern: str) -> None:
-    with refuses(SourceError, "more than"):
+    with raises(SourceError, "more than"):
         expand_shards(pattern)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes here")
 def test_a_shard_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.tar")
-    with refuses(SourceError, "not a regular file"):
+    with raises(SourceError, "not a regular file"):
         WebDataset(tmp_path / "a.tar", cache=tmp_path / "cache")
 
 
@@ -257,7 +257,7 @@ def test_headers_that_lie(tmp_path: Path, content: bytes) -> None:
     with (tmp_path / "a.tar").open("wb") as file:
         file.write(content)
         file.truncate(1 << 40)  # the disk need not hold what a file has
-    with refuses(SourceError, "a.tar"):
+    with raises(SourceError, "a.tar"):
         WebDataset(tmp_path / "a.tar", cache=tmp_path / "cache")
 
 

@@ -208,7 +208,7 @@ def test_a_wrong_argument_says_what_is_right(arguments: dict[str, object], messa
         Scenes(**arguments)  # type: ignore[arg-type]
 
 
-def test_an_index_out_of_range_is_refused() -> None:
+def test_an_index_out_of_range_raises() -> None:
     with pytest.raises(IndexError, match="the last is 4"):
         Scenes(5).read(5)
     with pytest.raises(IndexError):

@@ -29,7 +29,7 @@ def test_distance_grows_no_faster_than_the_way(name: str) -> None:
         assert np.abs(np.diff(distance, axis=axis)).max() < 1.01 * step
 
 
-def test_no_shape_looks_like_another() -> None:
+def test_no_shape_resembles_another() -> None:
     masks = [SHAPES[name](U, V) < 0 for name in SHAPES]
     for first, one in enumerate(masks):
         for other in masks[:first]:

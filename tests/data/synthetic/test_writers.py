@@ -119,7 +119,7 @@ def test_a_broken_run_leaves_no_data_set(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "voc.part").exists()
 
 
-def test_what_cannot_be_written_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+def test_what_cannot_be_written_raises_before_anything_is_drawn(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(FileExistsError, match="write to another folder"):

@@ -18,7 +18,7 @@ from mixview.data.synthetic.scenes import Scenes
 from mixview.encoders import backbones
 from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.encoders.export import detectron2, state_dicts
-from mixview.encoders.export.base import Cargo
+from mixview.encoders.export.base import ExportSource
 from mixview.encoders.export.command import FORMATS, export
 from mixview.encoders.export.detectron2 import load_detectron2
 from mixview.encoders.export.huggingface import preprocessor_config
@@ -153,7 +153,7 @@ def test_detectron2_s_file_holds_the_weights_under_its_names_and_comes_back(
         (50, 3, ["faster_rcnn_R_50_C4", "FREEZE_AT = 0", "Res5ROIHeadsExtraNorm"]),
     ],
 )
-def test_detectron2_is_told_what_the_network_is(
+def test_the_detectron2_file_says_what_the_network_is(
     depth: int, channels: int, lines: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = export(f"resnet{depth}", format="detectron2", out=str(tmp_path), size=96, channels=channels)
@@ -193,7 +193,7 @@ def test_transformers_prepares_images_nearly_as_mixview_does(size: int, tmp_path
     from transformers import AutoImageProcessor
 
     encoder = mixview.load("resnet18", size=size, device="cpu")
-    config = preprocessor_config(Cargo.of(encoder.subject))
+    config = preprocessor_config(ExportSource.of(encoder.loaded))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     for shape, shift in (((600, 600), size == 384), ((500, 600), size > 96)):
@@ -215,7 +215,7 @@ def test_transformers_prepares_images_nearly_as_mixview_does(size: int, tmp_path
         ("onnx", "pixels", "raw pixels have no network to export"),
     ],
 )
-def test_what_a_program_cannot_have_is_refused(format: str, encoder: str, words: str, tmp_path: Path) -> None:
+def test_what_a_program_cannot_have_raises(format: str, encoder: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         export(encoder, format=format, size=64, out=str(tmp_path / "a"))
     assert not list(tmp_path.glob("a/*"))
@@ -228,7 +228,7 @@ def test_what_a_program_cannot_have_is_refused(format: str, encoder: str, words:
         ("huggingface", "a.safetensors", "huggingface is written to a folder, not to 'a.safetensors'"),
     ],
 )
-def test_wrong_names_are_refused(format: str, out: str, words: str, tmp_path: Path) -> None:
+def test_wrong_names_raise(format: str, out: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         export("small", format=format, out=str(tmp_path / out), size=16)
 

@@ -85,7 +85,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="small stem"):
         to_detectron2(small.state_dict())
     vit = {"encoder.layers.0.weight": torch.zeros(1)}
-    with pytest.raises(ValueError, match="no tensor of a torchvision ResNet"):
+    with pytest.raises(ValueError, match="not a tensor of a torchvision ResNet"):
         to_detectron2(vit)
     (tmp_path / "cut.pkl").write_bytes(pickle.dumps({"model": {}})[:-3])
     with pytest.raises(ValueError, match="cannot be read as an encoder for Detectron2"):

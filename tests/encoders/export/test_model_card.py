@@ -23,10 +23,10 @@ def make_run(path: Path) -> Path:
     }
     data = {"kind": "folder", "count": 1234, "fingerprint": "1234 files, abc"}
     RunDirectory.create(path, config, data).close()
-    subject = small()
-    assert subject.spec is not None
+    loaded = small()
+    assert loaded.spec is not None
     about = {"method": "mocov2", "objective": "wbsim", "epoch": "3", "step": "57", "data": "/home/me/secret/photos"}
-    save_encoder(path / "encoder.safetensors", subject.encoder, subject.spec, about)
+    save_encoder(path / "encoder.safetensors", loaded.encoder, loaded.spec, about)
     return path
 
 
@@ -56,7 +56,12 @@ def test_a_run_s_card_says_what_it_was_trained_on_how_and_what_was_measured(tmp_
     for words in (
         "# run (mocov2 wbsim)",
         f"images of 3×{SIZE}×{SIZE} to 128 features",
-        "| method | MoCo v2 (Chen et al., 2020) |",
+        "| method | MoCo v2 (Chen et al., 2020): MoCo with a two-layer projector",
+        "| objective | WBSIM: mixed and unmixed anchors, weighted |",
+        "## Usage\n",
+        "## Preprocessing\n",
+        "## Training\n",
+        "## Evaluation\n",
         "| trained for | 3 epochs, 57 steps |",
         "| images | photos (folder, 1,234 images), without labels |",
         "| optimizer | lr 0.03 |",
@@ -74,7 +79,7 @@ def test_a_run_s_card_says_what_it_was_trained_on_how_and_what_was_measured(tmp_
 def test_of_anybody_s_weights_nothing_is_made_up(tmp_path: Path) -> None:
     export("small", format="safetensors", size=16, out=str(tmp_path / "net.safetensors"))
     card = (tmp_path / "net.md").read_text()
-    assert "Not known: the weights are random small, seed 0, which mixview did not train." in card
+    assert "Unknown: the weights are random small, seed 0, which mixview did not train." in card
     assert "Nothing yet. `mixview evaluate` evaluates" in card
 
 

@@ -15,7 +15,7 @@ from mixview.data.synthetic.scenes import Scenes
 from mixview.data.synthetic.writers import write
 from mixview.evaluate import evaluate, paper, results
 from mixview.evaluate import training_loop as supervised
-from mixview.evaluate.base import Stopped
+from mixview.evaluate.base import TrainingStopped
 from mixview.evaluate.detection.protocol import Detection
 from mixview.evaluate.results import Result
 from mixview.runs.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ def test_stopped_and_resumed_is_never_stopped(whole: Path, tmp_path: Path, monke
     """Stopped between two checkpoints and resumed: the same weights and optimizer, bit for bit, the same metrics."""
     StopAt.step = 3
     monkeypatch.setattr(supervised, "GracefulStop", StopAt)
-    with pytest.raises(Stopped, match="the same command with --resume continues it"):
+    with pytest.raises(TrainingStopped, match="the same command with --resume continues it"):
         detect(**tiny(tmp_path))
     assert results.read(tmp_path) == []
     assert RunDirectory.open(trial(tmp_path)).status["state"] == "interrupted"
@@ -235,7 +235,7 @@ def test_the_papers_figures_stand_beside() -> None:
     def printed(
         protocol: str, metric: str, method: str = "mocov2", objective: str = "wbsim", epochs: str = "200"
     ) -> str:
-        result = result_of(paper.Address(method, objective, "cutmix", "1", epochs, protocol, metric))
+        result = result_of(paper.PaperKey(method, objective, "cutmix", "1", epochs, protocol, metric))
         cell = paper.find(result, metric)
         return "nothing" if cell is None else f"{cell.printed} {cell.mark}"
 
