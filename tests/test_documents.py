@@ -83,10 +83,10 @@ def test_make_targets_in_the_readme_exist() -> None:
 
 
 PER_BATCH = {
-    ("ablations", "one λ a batch"),
-    ("ablations", "α 0.01, one λ a batch"),
-    ("collapse", "one λ a batch"),
-    ("relatives", "Un-Mix"),
+    ("ablations", "one λ per batch"),
+    ("ablations", "α 0.01, one λ per batch"),
+    ("collapse", "one λ per batch"),
+    ("related", "Un-Mix"),
 }
 """The mixtures of the committed studies that have the paper's one λ per batch."""
 

@@ -43,7 +43,7 @@ def labeled(label: str) -> dict[str, Any]:
 def save(study: grid.Study, out: Path, **changes: Any) -> Path:
     folder = out / study.name
     folder.mkdir(parents=True)
-    (folder / "study.yaml").write_text(yaml.safe_dump(study.text, allow_unicode=True), encoding="utf-8")
+    (folder / "study.yaml").write_text(yaml.safe_dump(study.definition, allow_unicode=True), encoding="utf-8")
     path = results.path_of(study.name, out)
     for run in study.runs:
         results.append(replace(invented(run, 50.0), **changes), path)

@@ -16,14 +16,14 @@ from tests.experiments.trials import invented, trial
 ROOT = Path(__file__).parents[2]
 
 
-def saved(out: Path) -> tuple[grid.Run, results.RunResult]:
+def saved(out: Path) -> tuple[grid.StudyRun, results.RunResult]:
     run = grid.expand("trial", trial()).runs[0]
     result = invented(run, 50.0)
     results.append(result, results.path_of("trial", out))
     return run, result
 
 
-def fits(result: results.RunResult, run: grid.Run) -> bool:
+def fits(result: results.RunResult, run: grid.StudyRun) -> bool:
     return results.match_one(run, {"trial": [result]}) is not None
 
 
@@ -173,13 +173,13 @@ def test_results_outlive_renamed_settings() -> None:
 
 
 def test_old_names_and_values_are_translated() -> None:
-    settings = renames.translate(OLD["relatives"], 1)["settings"]
+    settings = renames.translate(OLD["related"], 1)["settings"]
     assert settings["mixing.lam_per"] == "batch"
     assert settings["mixing.mixer"] == "random_choice"
     assert settings["mixing.lam_at_least_half"] is False
     assert settings["mixing.prob"] == 1.0
     assert settings["batch_size"] == 64
-    assert settings["monitor.eval_every"] == OLD["relatives"]["settings"]["watch.look_every"]
+    assert settings["monitor.eval_every"] == OLD["related"]["settings"]["watch.look_every"]
     assert settings["monitor.keep"] == 1
     assert not any(name.startswith("watch.") for name in settings)
     record = renames.translate(OLD["paper-small"], 1)

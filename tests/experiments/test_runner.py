@@ -92,7 +92,7 @@ def test_a_cell_that_fails_is_named(tmp_path: Path) -> None:
         Runner(grid.expand("bad", text), tmp_path / "out", tmp_path / "runs", command=fails).run()
 
 
-def random_run(seed: int = 0, **columns: object) -> grid.Run:
+def random_run(seed: int = 0, **columns: object) -> grid.StudyRun:
     text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [seed]}], evaluate=columns)
     (run,) = grid.expand("evaluated", text).runs
     return run
@@ -215,5 +215,5 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
         study = write(tmp_path / "trial.yaml", trial())
         with pytest.raises(StudyError, match="another process runs this study"):
             command.run(study, out=tmp_path, runs=tmp_path / "elsewhere")
-        assert not (tmp_path / "trial" / command.TEXT).exists()
+        assert not (tmp_path / "trial" / command.STUDY_FILE).exists()
         other.communicate(b"\n")

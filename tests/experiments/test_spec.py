@@ -97,7 +97,7 @@ def test_choices_are_made_on_images_that_are_not_the_test_set() -> None:
     assert not scenes_of(chosen) & scenes_of(reported)
 
 
-def scenes_of(runs: Iterable[grid.Run]) -> set[int]:
+def scenes_of(runs: Iterable[grid.StudyRun]) -> set[int]:
     return {run.eval_data["data_options"]["seed"] for run in runs}
 
 

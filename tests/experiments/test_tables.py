@@ -105,14 +105,14 @@ def test_a_panel_has_what_is_compared_and_its_lengths() -> None:
 
 
 def test_knobs_that_share_a_panel_share_their_name() -> None:
-    assert plots.together(["500 images, 2 epochs", "500 images, 4 epochs"]) == "500 images, 2 epochs / 4 epochs"
-    assert plots.together(["as first tried", "twice as long, again"]) == "as first tried; twice as long, again"
-    assert plots.together(["hotter"]) == "hotter"
+    assert plots.join_variants(["500 images, 2 epochs", "500 images, 4 epochs"]) == "500 images, 2 epochs / 4 epochs"
+    assert plots.join_variants(["as first tried", "twice as long, again"]) == "as first tried; twice as long, again"
+    assert plots.join_variants(["hotter"]) == "hotter"
 
 
 def test_rows_of_a_group_stand_below_its_name() -> None:
     rows = tables.rows_of(*complete())
-    axis = plots.finals(rows, "SIM", "k-NN").axes[0]
+    axis = plots.plot_final(rows, "SIM", "k-NN").axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == [
         "SIM (2)",
         "SIM × 1.75 (2)",
@@ -121,7 +121,7 @@ def test_rows_of_a_group_stand_below_its_name() -> None:
     ]
     assert list(axis.get_yticks()) == [1, 2, 3, 4]  # the name is on line 0
     assert [text.get_text() for text in axis.texts] == ["MoCo v2"]
-    alone = plots.finals([rows[0]], "SIM", "k-NN").axes[0]
+    alone = plots.plot_final([rows[0]], "SIM", "k-NN").axes[0]
     assert [label.get_text() for label in alone.get_yticklabels()] == ["MoCo v2 · SIM (2)"]
 
 
@@ -135,7 +135,7 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     study, found = complete()
     for run in study.runs:
         results.append(found[run.name], results.path_of(study.name, tmp_path))
-    (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(study.text))
+    (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(study.definition))
     written, page = write_report(tmp_path)
     text = written.read_text()
     assert "53.2 ± 0.4" in text
@@ -145,7 +145,7 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     assert shown.count('<img src="data:image/png;base64,') == 3
     assert '<a href="#trial">trial</a>' in shown
     (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "study.yaml").write_text(yaml.safe_dump(study.text))
+    (tmp_path / "again" / "study.yaml").write_text(yaml.safe_dump(study.definition))
     assert "All studies together: 8 runs, 0.1 core-hours." in write_report(tmp_path)[0].read_text()  # they share them
     assert not re.search(r'(src|href)="(?!data:|#)', shown)  # it needs no other file
     assert "![trial: accuracy at the end of training](trial/trial-scenes-final.png)" in text
