@@ -6,7 +6,7 @@ For every set and seed an encoder is pretrained on the training part (SimCLR, sm
 a random one of the same seed are judged on the test part, which no run has seen. Every figure is printed, also where
 pretraining loses; `wins` counts the seeds in which it does not. --images is the budget of pretraining (two epochs at
 least). The published schedules of the protocols that train are far too long for minutes: --epochs and --trained-batch
-shorten them. VOC has enough positives for k up to 8; larger k are asked of the embedded scenes.
+shorten them. VOC has enough positives for k up to 8; larger k are evaluated on the built-in synthetic scenes.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of linear and probe")
     parser.add_argument("--trained-batch", type=int, default=64, help="of linear, probe and supervised")
     parser.add_argument("--supervised-epochs", type=int, default=10)
-    parser.add_argument("--scenes", type=int, default=2000, help="how many of the embedded scenes")
+    parser.add_argument("--scenes", type=int, default=2000, help="number of synthetic scenes")
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 96])
     parser.add_argument("--jobs", type=int, default=2, help="runs of pretraining at once")
     parser.add_argument("--workers", type=int, default=1)

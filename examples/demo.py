@@ -1,4 +1,4 @@
-"""The demonstration: SimCLR as published (SIM) and with mixed views (WBSIM), side by side on the embedded scenes.
+"""The demonstration: SimCLR as published (SIM) and with mixed views (WBSIM), side by side on the built-in synthetic scenes.
 
     python examples/demo.py --out demo
 
