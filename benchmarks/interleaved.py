@@ -27,12 +27,12 @@ class Turn(NamedTuple):
 
 
 class Turns:
-    """A loader that hands out as many batches as it is told to, and then says how long the loop took over them.
+    """A loader that yields as many batches as requested, and then reports how long the loop took over them.
 
     Args:
         batches: where they come from.
         batch_size: images in each.
-        pipe: to who tells and is told.
+        pipe: connection to the process that requests batches.
         ahead: batches that workers have ready while the loop waits for its turn: these many are not timed.
     """
 
@@ -79,7 +79,7 @@ class Side:
         pipe.close()
 
     def steps(self, count: int) -> Turn:
-        """Take so many steps; 0 ends the loop."""
+        """Take this many steps; 0 ends the loop."""
         self.pipe.send(count)
         answer = self.pipe.recv()
         if isinstance(answer, str):

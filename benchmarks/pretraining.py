@@ -199,7 +199,7 @@ def compare_objectives(case: EvalContext, rounds: int) -> list[tuple[Turn, Turn]
 
 
 def mixing_seconds(case: EvalContext, views: int) -> float:
-    """CPU time a step of what BSIM does and SIM does not: draw a mixture, and mix so many views. Median of 100."""
+    """CPU time per step of what BSIM does and SIM does not: draw a mixture, and mix this many views. Median of 100."""
     images, _ = ready_made(case)[0]
     if case.channels_last:
         images = images.to(memory_format=torch.channels_last)

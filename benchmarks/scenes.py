@@ -4,7 +4,7 @@
 
 Raw pixels, colors and backgrounds should be near chance under k nearest neighbors, a small supervised network near
 perfect: then whatever a representation gets is what it has learned. `--pretrain` shows that one without labels learns:
-a small ResNet, before and after so many steps of SimCLR.
+a small ResNet, before and after some steps of SimCLR.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Does it learn? Every method on the built-in synthetic scenes, against a random encoder and raw pixels, by k-NN and linearly.
+"""Does it learn? Every method on the built-in synthetic dataset, next to a random encoder and raw pixels: k-NN, linear.
 
     python benchmarks/synthetic.py [--methods simclr mocov2 byol simsiam] [--objectives sim wbsim] [--jobs 2]
 

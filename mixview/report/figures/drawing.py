@@ -16,7 +16,7 @@ from mixview.data.sources.registry import open_dataset
 from mixview.encoders.loading import LoadedEncoder, load
 from mixview.io.atomic import atomic_write
 from mixview.io.terminal import say
-from mixview.report.runs import Run, read_run, short_names
+from mixview.report.runs import ReportRun, read_run, short_names
 from mixview.report.showing import held_out, open_data
 from mixview.runs.run_directory import is_run
 
@@ -99,7 +99,7 @@ def open_images(place: str, split: str | None = None) -> Source:
     return open_dataset(place, split)
 
 
-def open_runs(folders: Sequence[str]) -> list[Run]:
+def open_runs(folders: Sequence[str]) -> list[ReportRun]:
     """The runs in folders, each of which must hold one."""
     if not folders:
         raise ValueError("this figure is of runs: name their folders, such as runs/sim runs/bsim")
@@ -110,7 +110,7 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
-def load_encoders(runs: Sequence[Run], trust_remote_code: bool) -> list[LoadedEncoder]:
+def load_encoders(runs: Sequence[ReportRun], trust_remote_code: bool) -> list[LoadedEncoder]:
     """The encoders of runs, each of which must have one."""
     for run in runs:
         if run.encoder is None:
