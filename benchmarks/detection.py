@@ -4,7 +4,7 @@
 
 A ResNet-18 is pretrained by SimCLR on single scenes of 64 pixels (or --encoder names a run that was), and fine-tuned
 as a small Mask R-CNN (recipe small-fpn) on scenes of several objects that it has not seen; beside it the same from
-random initialization. One core a run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
+random initialization. One core per run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
 printed, each evaluation being of the same held-out scenes.
 """
 
@@ -75,7 +75,7 @@ def reached(curve: Curve) -> int | None:
 
 
 def draw(curves: dict[str, list[dict[str, Curve]]], path: Path) -> None:
-    """A panel a metric: every seed as a thin line, the mean as a thick one."""
+    """One panel per metric: every seed as a thin line, the mean as a thick one."""
     width, height, margin = 420, 300, 48
     sheet = Image.new("RGB", (width * len(METRICS), height), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)

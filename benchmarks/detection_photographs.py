@@ -4,8 +4,8 @@
 
 voc and coco: the paper's protocols on a ResNet-18 from random initialization, shorter side 256, batches of 2, a few
 hundred iterations: a check that everything runs, and no measure of quality. persons: the images of COCO that show
-people, people being the only class, as a Mask R-CNN of an FPN: with one class this many iterations teach something that can
-be seen in the picture. One core each; some ten minutes a line.
+people, people being the only class, as a Mask R-CNN of an FPN: with one class this is enough for
+something that can be seen in the picture. One core each; some ten minutes per line.
 """
 
 import argparse

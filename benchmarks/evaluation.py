@@ -2,8 +2,8 @@
 
     MIXVIEW_DATA=… python benchmarks/evaluation.py [--sets imagenette voc2007 scenes] [--seeds 3] [--images 16000]
 
-For every set and seed an encoder is pretrained on the training part (SimCLR, small ResNet, one core a run), then it and
-a random one of the same seed are evaluated on the test part, which no run has seen. Every metric is printed, also where
+For every set and seed an encoder is pretrained on the training part (SimCLR, small ResNet, one core per run); it and a
+random one of the same seed are evaluated on the test part, which no run has seen. Every metric is printed, also where
 pretraining loses; `wins` counts the seeds in which it does not. --images is the budget of pretraining (two epochs at
 least). The published schedules of the protocols that train are far too long for minutes: --epochs and --trained-batch
 shorten them. VOC has enough positives for k up to 8; larger k are evaluated on the built-in synthetic scenes.
@@ -157,7 +157,7 @@ def main() -> None:
             open_dataset("scenes", count=options.scenes).read(0)
         combinations = [(name, seed) for name in options.sets for seed in range(options.seeds)]
         runs = dict(zip(combinations, pool.map(lambda each: pretrain(*each, options), combinations), strict=True))
-        print(f"pretrained {len(combinations)} encoders (SimCLR {options.objective}, about {options.images} images each) in "
+        print(f"pretrained {len(runs)} encoders (SimCLR {options.objective}, about {options.images} images each) in "
               f"{time.monotonic() - start:.0f} s")  # fmt: skip
         for name in options.sets:
             seeds = range(options.seeds)

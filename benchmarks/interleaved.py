@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 ENDLESS = 1_000_000
-"""Images of an epoch, so that none ends: what an epoch's end does (looking, saving) is not compared."""
+"""Images of an epoch, so that none ends: what an epoch's end does (evaluation, checkpoints) is not compared."""
 
 
 class Finished(Exception):
@@ -20,7 +20,7 @@ class Finished(Exception):
 
 
 class Turn(NamedTuple):
-    """Images a second, and a second of CPU time."""
+    """Images per second, and per second of CPU time."""
 
     rate: float
     cpu_rate: float

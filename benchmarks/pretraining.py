@@ -1,4 +1,4 @@
-"""Images a second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
+"""Images per second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
 
     python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
 
@@ -54,12 +54,12 @@ OPTIONS: dict[str, dict[str, int]] = {
 }
 SIZE = 32
 BATCH = {"small": 64, "resnet18": 16}
-"""Images a step: few enough for a step to take about a second."""
+"""Images per step: few enough for a step to take about a second."""
 PASSES = {
     "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
     "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
-"""How many views BSIM mixes a step, and what passes SIM and BSIM make."""
+"""How many views BSIM mixes per step, and what passes SIM and BSIM make."""
 
 
 class EvalContext(NamedTuple):

@@ -3,8 +3,8 @@
     python benchmarks/sources.py --files 100000
 
 Writes the files (a JPEG of 32×32 each, 40 folders of 25 folders of 100) into a temporary folder, opens them until warm,
-reads some of them in a worker process, and prints one line per measurement. For comparison it does the same with a list of
-Python strings, which is what most datasets hold. Linux only: memory is read from /proc.
+reads some of them in a worker process, and prints one line per measurement. For comparison it does the same with a list
+of Python strings, which is what most datasets hold. Linux only: memory is read from /proc.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python examples/demo.py --out demo
 
-Two runs of `mixview pretrain`, one per core; then both encoders, a random one and raw pixels are evaluated on scenes that no
-run has seen, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
+Two runs of `mixview pretrain`, one per core; then both encoders, a random one and raw pixels are evaluated on held-out
+scenes, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
 demo/report.html.
 """
 

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,23 @@ def test_old_names_and_values_are_translated() -> None:
     assert record["evaluated"]["SVM"]["resize"] == "squash"
     assert record["evaluation_seconds"] == OLD["paper-small"]["judging_seconds"]
     assert renames.translate(record, renames.FORMAT) == record  # of the newest format: not touched
+
+
+def test_old_descriptions_are_reworded() -> None:
+    old, record = OLD["paper-small"], renames.translate(OLD["paper-small"], 1)
+    assert "centre crop" in old["protocols"]["k-NN 20"]
+    assert "a center crop of 16 pixels" in record["descriptions"]["k-NN 20"]
+    assert (
+        "one linear SVM per class (squared hinge, L2, intercept regularized) on L2-normalized"
+        in (record["descriptions"]["SVM"])
+    )
+    for column, description in record["descriptions"].items():
+        assert numbers(description) == numbers(old["protocols"][column])
+    assert renames.RENAMES[1].reword(None) is None  # what is no text is left to the check of the record
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"[0-9.]+", text)
 
 
 def test_names_of_groups_and_protocols_are_translated() -> None:
