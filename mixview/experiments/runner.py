@@ -211,12 +211,12 @@ class Runner:
         It takes the numbers of finished and of all runs, and the seconds of core time and of wall-clock time left.
         """
         if not self.console.is_terminal:
-            shown = time.monotonic()
+            last_time = time.monotonic()
 
             def line(done: int, total: int, left: float, eta: float) -> None:
-                nonlocal shown
-                if time.monotonic() - shown >= 300:
-                    shown = time.monotonic()
+                nonlocal last_time
+                if time.monotonic() - last_time >= 300:
+                    last_time = time.monotonic()
                     self.say(f"{done}/{total} runs  ETA {duration(eta)}")
 
             yield line
