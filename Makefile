@@ -53,7 +53,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/end_to_end.py
-	$(BIN)/python benchmarks/embedded.py
+	$(BIN)/python benchmarks/synthetic.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/detection.py

@@ -4,8 +4,8 @@
     MIXVIEW_DATA=… python benchmarks/batch_norm.py runs/study/collapse/*/
 
 Running means and variances are averages over what the encoder was trained with: mixtures, under BSIM. Here they are
-counted anew over the plain views of the training images, in batches as large as those of training, and the encoder is
-judged by k-NN and a linear classifier before and after. Some ten seconds a run.
+recomputed over the plain views of the training images, in batches as large as those of training, and the encoder is
+evaluated by k-NN and a linear classifier before and after. Some ten seconds per run.
 """
 
 import argparse
@@ -81,8 +81,8 @@ def main() -> None:
             path = Path(folder) / "encoder.safetensors"
             save_encoder(path, encoder, header["spec"], header["metadata"])
             after = evaluate(path, seed)
-        figures = " | ".join(f"{old:.1f} | {new:.1f}" for old, new in zip(before, after, strict=True))
-        print(f"| {run.name} | {figures} | {moved:.3f} |", flush=True)
+        columns = " | ".join(f"{old:.1f} | {new:.1f}" for old, new in zip(before, after, strict=True))
+        print(f"| {run.name} | {columns} | {moved:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

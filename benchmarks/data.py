@@ -2,7 +2,7 @@
 
     python benchmarks/data.py [--photos FOLDER] [--images 40] [--rounds 5] [--threads 1 2]
 
-Each candidate in turn, again and again, on the same images; images a second, the median with the slowest and the
+Each candidate in turn, again and again, on the same images; images per second, the median with the slowest and the
 fastest round, and the median of the ratios within a round. With two threads everyone has a pool of two, over images.
 The folder is any of JPEGs; by default $MIXVIEW_DATA/photos.
 """
@@ -146,7 +146,7 @@ def union_share(name: str, files: Sequence[bytes]) -> float:
 def table(title: str, candidates: dict[str, Callable[[], object]], images: int, rounds: int, threads: int) -> None:
     # One thread by the time that it ran, which a busy machine does not change; more by the clock on the wall.
     seconds = interleaved(candidates, rounds, time.process_time if threads == 1 else time.perf_counter)
-    title += ", images a second of one core's time" if threads == 1 else f", {threads} threads"
+    title += ", images per second of one core's time" if threads == 1 else f", {threads} threads"
     print(f"\n{title}\n{'':34}{'images/s':>9}   {'(slowest – fastest)':21}{'ours is':>9}")
     for name, times in seconds.items():
         speed = [images / each for each in times]

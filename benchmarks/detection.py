@@ -4,8 +4,8 @@
 
 A ResNet-18 is pretrained by SimCLR on single scenes of 64 pixels (or --encoder names a run that was), and fine-tuned
 as a small Mask R-CNN (recipe small-fpn) on scenes of several objects that it has not seen; beside it the same from
-random initialization. One core a run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
-printed, each evaluation being of the same unseen scenes.
+random initialization. One core per run. The curves are drawn, and the iterations at which AP50 first reaches 50 are
+printed, each evaluation being of the same held-out scenes.
 """
 
 import argparse
@@ -26,7 +26,7 @@ METRICS = ("AP50", "mask AP50")
 WANTED = 50.0
 COLORS = {"pretrained": (0, 114, 178), "random": (213, 94, 0)}
 Curve = dict[int, float]
-"""Iteration -> per cent."""
+"""Iteration -> percent."""
 
 
 def call(*arguments: str) -> float:
@@ -59,7 +59,7 @@ def finetune(start: str, encoder: Path, seed: int, options: argparse.Namespace, 
         "--iterations",
         str(options.iterations),
         "--max_test_images",
-        str(options.questions),
+        str(options.max_test_images),
         "--precise-bn",
         "5",
     ]
@@ -70,12 +70,12 @@ def finetune(start: str, encoder: Path, seed: int, options: argparse.Namespace, 
 
 
 def reached(curve: Curve) -> int | None:
-    """The first iteration that was asked about at which the curve is high enough."""
+    """The first evaluated iteration at which the curve is high enough."""
     return min((step for step, value in curve.items() if value >= WANTED), default=None)
 
 
 def draw(curves: dict[str, list[dict[str, Curve]]], path: Path) -> None:
-    """A panel a metric: every seed as a thin line, the mean as a thick one."""
+    """One panel per metric: every seed as a thin line, the mean as a thick one."""
     width, height, margin = 420, 300, 48
     sheet = Image.new("RGB", (width * len(METRICS), height), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=200, help="of 8 images")
     parser.add_argument("--every", type=int, default=40, help="iterations between two evaluations")
-    parser.add_argument("--max_test_images", type=int, default=50, help="unseen scenes that are asked about")
+    parser.add_argument("--max_test_images", type=int, default=50, help="number of held-out scenes to evaluate on")
     parser.add_argument("--size", type=int, default=64, help="of the scenes")
     parser.add_argument("--classes", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
@@ -120,11 +120,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(temporary)
         encoder = options.encoder or pretrain(folder / "pretrained", options.epochs)
-        cells = [(start, seed) for seed in range(options.seeds) for start in COLORS]
-        runs = list(pool.map(lambda cell: finetune(cell[0], encoder, cell[1], options, folder), cells))
-    curves = {start: [run for cell, run in zip(cells, runs, strict=True) if cell[0] == start] for start in COLORS}
-    unseen = f"{options.questions} unseen ones"
-    print(f"scenes of {options.size} px, {options.classes} classes, {unseen}; ResNet-18, small-fpn, batch 8")
+        combinations = [(start, seed) for seed in range(options.seeds) for start in COLORS]
+        runs = list(pool.map(lambda each: finetune(each[0], encoder, each[1], options, folder), combinations))
+    curves = {
+        start: [run for each, run in zip(combinations, runs, strict=True) if each[0] == start] for start in COLORS
+    }
+    held_out = f"{options.max_test_images} held-out ones"
+    print(f"scenes of {options.size} px, {options.classes} classes, {held_out}; ResNet-18, small-fpn, batch 8")
     for metric in METRICS:
         print(f"\n{metric}: mean ± deviation over {options.seeds} seeds")
         for start, found in curves.items():
@@ -134,8 +136,8 @@ def main() -> None:
                 print(f"  {start:10} iteration {step:5}   {statistics.fmean(values):5.1f} ± {spread:4.1f}")
         for start, found in curves.items():
             steps = [reached(run[metric]) for run in found]
-            said = ", ".join(f"not in {options.iterations}" if step is None else str(step) for step in steps)
-            print(f"  {start:10} reaches {WANTED:g} at iteration: {said}")
+            reached = ", ".join(f"not in {options.iterations}" if step is None else str(step) for step in steps)
+            print(f"  {start:10} reaches {WANTED:g} at iteration: {reached}")
     draw(curves, options.picture)
     print(f"\nwrote {options.picture}")
 

@@ -39,7 +39,7 @@ def choose(known: dict[str, Any], count: int) -> tuple[list[dict[str, Any]], lis
 
 
 def write(source: Path, folder: Path, count: int) -> None:
-    """A COCO of so many images, the same ones to train on and to be asked about."""
+    """A COCO of `count` images, the same ones to train on and to test on."""
     known = json.loads((source / "annotations" / "instances_train2017.json").read_text())
     images, annotations = choose(known, count)
     content = json.dumps({"images": images, "annotations": annotations, "categories": known["categories"]})

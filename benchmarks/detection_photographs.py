@@ -4,8 +4,8 @@
 
 voc and coco: the paper's protocols on a ResNet-18 from random initialization, shorter side 256, batches of 2, a few
 hundred iterations: a check that everything runs, and no measure of quality. persons: the images of COCO that show
-people, people being the only class, as a Mask R-CNN of an FPN: of one class so many iterations teach something that can
-be seen in the picture. One core each; some ten minutes a line.
+people, people being the only class, as a Mask R-CNN of an FPN: with one class this is enough for
+something that can be seen in the picture. One core each; some ten minutes per line.
 """
 
 import argparse
@@ -72,8 +72,8 @@ def train(name: str, data: Path, out: Path, iterations: int | None) -> None:
     records = read_metrics(picture.parent)
     losses = [each["loss"] for each in records if "loss" in each]
     first, last = statistics.fmean(losses[:MEAN_OF]), statistics.fmean(losses[-MEAN_OF:])
-    figures = ", ".join(f"{metric} {records[-1][metric]:.2f}" for metric in PRINTED if metric in records[-1])
-    print(f"{name}: {recipe}, {len(losses)} iterations of 2: loss {first:.2f} → {last:.2f}; {figures}", flush=True)
+    metrics = ", ".join(f"{metric} {records[-1][metric]:.2f}" for metric in PRINTED if metric in records[-1])
+    print(f"{name}: {recipe}, {len(losses)} iterations of 2: loss {first:.2f} → {last:.2f}; {metrics}", flush=True)
     print(f"  look at {picture}", flush=True)
 
 

@@ -2,11 +2,11 @@
 
     MIXVIEW_DATA=… python benchmarks/evaluation.py [--sets imagenette voc2007 scenes] [--seeds 3] [--images 16000]
 
-For every set and seed an encoder is pretrained on the training part (SimCLR, small ResNet, one core a run), then it and
-a random one of the same seed are judged on the test part, which no run has seen. Every figure is printed, also where
+For every set and seed an encoder is pretrained on the training part (SimCLR, small ResNet, one core per run); it and a
+random one of the same seed are evaluated on the test part, which no run has seen. Every metric is printed, also where
 pretraining loses; `wins` counts the seeds in which it does not. --images is the budget of pretraining (two epochs at
 least). The published schedules of the protocols that train are far too long for minutes: --epochs and --trained-batch
-shorten them. VOC has enough positives for k up to 8; larger k are asked of the embedded scenes.
+shorten them. VOC has enough positives for k up to 8; larger k are evaluated on the built-in synthetic scenes.
 """
 
 import argparse
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5, help="of linear and probe")
     parser.add_argument("--trained-batch", type=int, default=64, help="of linear, probe and supervised")
     parser.add_argument("--supervised-epochs", type=int, default=10)
-    parser.add_argument("--scenes", type=int, default=2000, help="how many of the embedded scenes")
+    parser.add_argument("--scenes", type=int, default=2000, help="number of synthetic scenes")
     parser.add_argument("--shots", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 96])
     parser.add_argument("--jobs", type=int, default=2, help="runs of pretraining at once")
     parser.add_argument("--workers", type=int, default=1)
@@ -155,9 +155,9 @@ def main() -> None:
         options.folder = options.folder or temporary
         if "scenes" in options.sets:  # draws them once, before the runs would each do it
             open_dataset("scenes", count=options.scenes).read(0)
-        cells = [(name, seed) for name in options.sets for seed in range(options.seeds)]
-        runs = dict(zip(cells, pool.map(lambda cell: pretrain(*cell, options), cells), strict=True))
-        print(f"pretrained {len(cells)} encoders (SimCLR {options.objective}, about {options.images} images each) in "
+        combinations = [(name, seed) for name in options.sets for seed in range(options.seeds)]
+        runs = dict(zip(combinations, pool.map(lambda each: pretrain(*each, options), combinations), strict=True))
+        print(f"pretrained {len(runs)} encoders (SimCLR {options.objective}, about {options.images} images each) in "
               f"{time.monotonic() - start:.0f} s")  # fmt: skip
         for name in options.sets:
             seeds = range(options.seeds)

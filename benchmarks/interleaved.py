@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 ENDLESS = 1_000_000
-"""Images of an epoch, so that none ends: what an epoch's end does (looking, saving) is not compared."""
+"""Images of an epoch, so that none ends: what an epoch's end does (evaluation, checkpoints) is not compared."""
 
 
 class Finished(Exception):
@@ -20,19 +20,19 @@ class Finished(Exception):
 
 
 class Turn(NamedTuple):
-    """Images a second, and a second of CPU time."""
+    """Images per second, and per second of CPU time."""
 
     rate: float
     cpu_rate: float
 
 
 class Turns:
-    """A loader that hands out as many batches as it is told to, and then says how long the loop took over them.
+    """A loader that yields as many batches as requested, and then reports how long the loop took over them.
 
     Args:
         batches: where they come from.
         batch_size: images in each.
-        pipe: to who tells and is told.
+        pipe: connection to the process that requests batches.
         ahead: batches that workers have ready while the loop waits for its turn: these many are not timed.
     """
 
@@ -79,7 +79,7 @@ class Side:
         pipe.close()
 
     def steps(self, count: int) -> Turn:
-        """Take so many steps; 0 ends the loop."""
+        """Take this many steps; 0 ends the loop."""
         self.pipe.send(count)
         answer = self.pipe.recv()
         if isinstance(answer, str):

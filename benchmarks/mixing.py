@@ -18,7 +18,7 @@ from mixview.methods import backward, moco_v2
 
 
 def slice_assignment(images: Tensor) -> Tensor:
-    """CutMix as it is usually written: one lam and one box a batch, read back to Python, assigned on a copy."""
+    """CutMix as it is usually written: one lam and one box per batch, read back to Python, assigned on a copy."""
     lam = float(torch.distributions.Beta(1.0, 1.0).sample())
     height, width = images.shape[-2:]
     half_height, half_width = int(height * (1 - lam) ** 0.5 / 2), int(width * (1 - lam) ** 0.5 / 2)

@@ -1,4 +1,4 @@
-"""The pictures in README and docs, from the embedded scenes and the runs of `make demo`.
+"""The pictures in README and docs, from the built-in synthetic scenes and the runs of `make demo`.
 
     python benchmarks/pictures.py --demo demo
 

@@ -1,4 +1,4 @@
-"""Images a second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
+"""Images per second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
 
     python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
 
@@ -54,12 +54,12 @@ OPTIONS: dict[str, dict[str, int]] = {
 }
 SIZE = 32
 BATCH = {"small": 64, "resnet18": 16}
-"""Images a step: few enough for a step to take about a second."""
+"""Images per step: few enough for a step to take about a second."""
 PASSES = {
     "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
     "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
-"""How many views BSIM mixes a step, and what passes SIM and BSIM make."""
+"""How many views BSIM mixes per step, and what passes SIM and BSIM make."""
 
 
 class EvalContext(NamedTuple):
@@ -199,7 +199,7 @@ def compare_objectives(case: EvalContext, rounds: int) -> list[tuple[Turn, Turn]
 
 
 def mixing_seconds(case: EvalContext, views: int) -> float:
-    """CPU time a step of what BSIM does and SIM does not: draw a mixture, and mix so many views. Median of 100."""
+    """CPU time per step of what BSIM does and SIM does not: draw a mixture, and mix this many views. Median of 100."""
     images, _ = ready_made(case)[0]
     if case.channels_last:
         images = images.to(memory_format=torch.channels_last)

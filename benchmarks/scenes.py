@@ -1,10 +1,10 @@
-"""What gives the class of an embedded scene away, and how fast scenes are drawn.
+"""What gives the class of a synthetic scene away, and how fast scenes are drawn.
 
     python benchmarks/scenes.py [--train 5000 --test 1000 --epochs 20] [--pretrain 600] [--picture docs/scenes.png]
 
 Raw pixels, colors and backgrounds should be near chance under k nearest neighbors, a small supervised network near
 perfect: then whatever a representation gets is what it has learned. `--pretrain` shows that one without labels learns:
-a small ResNet, before and after so many steps of SimCLR.
+a small ResNet, before and after some steps of SimCLR.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def picture(file: str) -> None:
 
 
 def speed() -> None:
-    """Images a second, one core, nothing cached."""
+    """Images per second, one core, nothing cached."""
     print("drawn by one core:", end="")
     for size, count in ((32, 1024), (64, 256), (96, 96), (224, 24)):
         scenes = Scenes(count, size, seed=1, cache=False)
@@ -127,7 +127,7 @@ def knn(reference: Tensor, query: Tensor, labels: Tensor, k: int = 20) -> Tensor
 
 
 def ridge(reference: Tensor, query: Tensor, labels: Tensor) -> Tensor:
-    """One linear classifier a class, least squares with some weight decay."""
+    """One linear classifier per class, least squares with some weight decay."""
     mean, std = reference.mean(0), reference.std(0) + 1e-5
     a, b = (reference - mean) / std, (query - mean) / std
     weight = torch.linalg.solve(a.T @ a + 1000 * torch.eye(a.shape[1]), a.T @ F.one_hot(labels).float())

@@ -3,8 +3,8 @@
     python benchmarks/sources.py --files 100000
 
 Writes the files (a JPEG of 32×32 each, 40 folders of 25 folders of 100) into a temporary folder, opens them until warm,
-reads some of them in a worker process, and prints one line a figure. For comparison it does the same with a list of
-Python strings, which is what most data sets hold. Linux only: memory is read from /proc.
+reads some of them in a worker process, and prints one line per measurement. For comparison it does the same with a list
+of Python strings, which is what most datasets hold. Linux only: memory is read from /proc.
 """
 
 import argparse
@@ -63,7 +63,7 @@ class Epoch(Dataset[tuple[int, int]]):
 def growth(images: ImageDataset | list[str], count: int, epochs: int = 3) -> str:
     """MB that a worker has at the end of each epoch more than early in the first."""
     gc.collect()
-    gc.freeze()  # a collection in the worker would touch every object that it inherits, whatever the data set holds
+    gc.freeze()  # a collection in the worker would touch every object that it inherits, whatever the dataset holds
     loader = DataLoader(Epoch(images, count), batch_size=100, num_workers=1, persistent_workers=True)
     sizes = [[int(size) for batch in loader for size in batch[1].tolist() if size] for _ in range(epochs)]
     return ", ".join(f"{(epoch[-1] - sizes[0][1]) / 1e6:+.2f}" for epoch in sizes)

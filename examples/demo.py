@@ -1,9 +1,9 @@
-"""The demonstration: SimCLR as published (SIM) and with mixed views (WBSIM), side by side on the embedded scenes.
+"""The demonstration: SimCLR as published (SIM) and with mixed views (WBSIM), side by side on synthetic scenes.
 
     python examples/demo.py --out demo
 
-Two runs of `mixview pretrain`, one a core; then both encoders, a random one and raw pixels are judged on scenes that no
-run has seen, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
+Two runs of `mixview pretrain`, one per core; then both encoders, a random one and raw pixels are evaluated on held-out
+scenes, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
 demo/report.html.
 """
 
@@ -68,7 +68,7 @@ def evaluate(encoder: str, folder: Path, options: argparse.Namespace, linear: bo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo"))
-    parser.add_argument("--count", type=int, default=4000, help="scenes to learn from, and as many to ask about")
+    parser.add_argument("--count", type=int, default=4000, help="scenes to train on, and as many to test on")
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
     start = time.monotonic()

@@ -29,7 +29,7 @@ def draw(count: int, generator: torch.Generator, size: int = 32) -> tuple[Tensor
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A view of each image: a random crop, colors drawn anew, noise. No flip: it would change the direction."""
+    """A view of each image: a random crop, new colors, noise. No flip: it would change the direction."""
     count, room = len(images), images.shape[-1] - SIZE
     top, left = torch.randint(0, room + 1, (2, count, 1), generator=generator)
     rows, columns = top + torch.arange(SIZE), left + torch.arange(SIZE)
@@ -58,7 +58,7 @@ def small_encoder(width: int = 64) -> nn.Module:
 def nearest_neighbor_accuracy(encoder: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
     """The share of test images whose nearest training image, by cosine, is of their class."""
     encoder.eval()
-    known, asked = (F.normalize(encoder(images - 0.5), dim=1) for images in (train[0], test[0]))
-    nearest = train[1][(asked @ known.T).argmax(1)]
+    bank, queries = (F.normalize(encoder(images - 0.5), dim=1) for images in (train[0], test[0]))
+    nearest = train[1][(queries @ bank.T).argmax(1)]
     encoder.train()
     return float((nearest == test[1]).float().mean())

@@ -469,7 +469,7 @@ MUTATIONS: list[Mutation] = [
         ("lr: 0.05", "lr: 0.03"),
     ),
     *of("mixview/recipes/paper/mocov2-mixup-0.5.yaml", PUBLISHED, ("{alpha: 0.5}", "{alpha: 1.0}")),
-    *of("mixview/recipes/relatives/infomin.yaml", PUBLISHED, ("temperature: 0.15", "temperature: 0.2")),
+    *of("mixview/recipes/related/infomin.yaml", PUBLISHED, ("temperature: 0.15", "temperature: 0.2")),
     *of(
         "mixview/recipes/detection/voc-c4.yaml",
         PUBLISHED,

@@ -14,17 +14,17 @@ MAX_LABEL = 100
 """Characters that a table and a picture have room for."""
 
 
-def check(name: str, text: Mapping[str, Any]) -> None:
+def check(name: str, definition: Mapping[str, Any]) -> None:
     """Raise ValueError when a study does not have the form that `mixview.experiments.spec` describes.
 
     Args:
         name: the study's name, for the message.
-        text: its YAML, bases included.
+        definition: its YAML, bases included.
     """
     for key in ("about", "settings", *AXES, "evaluate"):
-        require(name, key, text.get(key, {}), dict, "names, each with what it means")
+        require(name, key, definition.get(key, {}), dict, "names, each with what it means")
     for axis in AXES:
-        for value, content in text.get(axis, {}).items():
+        for value, content in definition.get(axis, {}).items():
             if isinstance(value, bool):
                 raise ValueError(
                     f"{name}: YAML reads a name among the {axis} as {value}: put it in quotes, as it was written"
@@ -34,18 +34,18 @@ def check(name: str, text: Mapping[str, Any]) -> None:
             require(name, where, {} if content is None else content, dict, "settings, such as {epochs: 10}")
             if axis != "data" and content and "evaluate" in content:
                 check_columns(f"{name}, {where}", content["evaluate"])
-    for column in text.get("evaluate", {}):
+    for column in definition.get("evaluate", {}):
         check_label(name, column)
-    check_columns(name, text.get("evaluate", {}))
-    check_seeds(name, text.get("seeds", [0]))
-    grids = text.get("grids", [{}])
+    check_columns(name, definition.get("evaluate", {}))
+    check_seeds(name, definition.get("seeds", [0]))
+    grids = definition.get("grids", [{}])
     require(name, "grids", grids, list, "a list, such as [{methods: [MoCo v2], objectives: [SIM, BSIM]}]")
     for grid in grids:
         require(name, "a grid", grid, dict, "values by axis, such as {methods: [MoCo v2], objectives: [SIM, BSIM]}")
         for axis, values in grid.items():
             require(name, f"{axis} of a grid", values, list, "a list, such as [MoCo v2]")
         check_seeds(name, grid.get("seeds", [0]))
-    check_baseline(name, text)
+    check_baseline(name, definition)
 
 
 def check_label(name: str, label: object) -> None:
@@ -72,10 +72,10 @@ def check_seeds(name: str, seeds: object) -> None:
         raise ValueError(f"{name}: seeds should be {form}, got {brief(seeds)}")
 
 
-def check_baseline(name: str, text: Mapping[str, Any]) -> None:
+def check_baseline(name: str, definition: Mapping[str, Any]) -> None:
     """The baseline is one of the objectives, and one that is trained."""
-    baseline = text.get("baseline")
-    objectives = {str(value): each for value, each in text.get("objectives", {}).items()}
+    baseline = definition.get("baseline")
+    objectives = {str(value): each for value, each in definition.get("objectives", {}).items()}
     if baseline is None:
         return
     if str(baseline) not in objectives:

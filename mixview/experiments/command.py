@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mixview.experiments.results import Records, RunResult
     from mixview.experiments.spec import Study
 
-TEXT = "study.yaml"
+STUDY_FILE = "study.yaml"
 """The file in a study's folder with its YAML as of its last run."""
 
 
@@ -54,21 +54,21 @@ def run(
 
     if data is not None:
         os.environ["MIXVIEW_DATA"] = str(data.resolve())
-    whole = spec.read(study, trust_remote_code=trust_remote_code)
-    chosen = whole if seeds is None else only_seeds(whole, seeds)
+    full_study = spec.read(study, trust_remote_code=trust_remote_code)
+    chosen = full_study if seeds is None else only_seeds(full_study, seeds)
     if dry_run:
         list_runs(chosen, out)
         return
     limit = seconds_of(max_time)
-    folder = out / whole.name
+    folder = out / full_study.name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        with atomic_write(folder / TEXT) as file:
-            file.write(yaml.safe_dump(whole.text, sort_keys=False, allow_unicode=True).encode())
+        with atomic_write(folder / STUDY_FILE) as file:
+            file.write(yaml.safe_dump(full_study.definition, sort_keys=False, allow_unicode=True).encode())
         try:
             complete = Runner(chosen, out, runs, cores, keep_runs, limit, trust_remote_code).run()
         finally:
-            _, page = write_report(out, trusted=[whole.name] if trust_remote_code else [])
+            _, page = write_report(out, trusted=[full_study.name] if trust_remote_code else [])
     say(f"{'complete' if complete else 'not complete yet: the same command resumes'}; wrote {page}")
 
 
@@ -76,9 +76,9 @@ def only_seeds(study: "Study", seeds: list[int]) -> "Study":
     """The study with the runs of these seeds alone."""
     from dataclasses import replace
 
-    known = {run.seed for run in study.runs}
-    if unknown := sorted(set(seeds) - known):
-        raise ValueError(f"{study.name} has no seed {unknown[0]}: it has {', '.join(map(str, sorted(known)))}")
+    available = {run.seed for run in study.runs}
+    if unknown := sorted(set(seeds) - available):
+        raise ValueError(f"{study.name} has no seed {unknown[0]}: it has {', '.join(map(str, sorted(available)))}")
     return replace(study, runs=tuple(run for run in study.runs if run.seed in seeds))
 
 
@@ -118,7 +118,7 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    trusted = [path.parent.name for path in folder.glob(f"*/{TEXT}")] if trust_remote_code else []
+    trusted = [path.parent.name for path in folder.glob(f"*/{STUDY_FILE}")] if trust_remote_code else []
     written, page = write_report(folder, trusted)
     console = Console()
     text = written.read_text(encoding="utf-8")
@@ -136,7 +136,7 @@ def list_studies() -> None:
 
     table = Table("study", "what", "runs", "cost", box=None, padding=(0, 2, 0, 0))
     for name in definitions.names():
-        about = definitions.read_text(name).get("about", {})
+        about = definitions.read_definition(name).get("about", {})
         table.add_row(name, *(plain(about.get(key, "")) for key in ("what", "runs", "cost")))
     Console(highlight=False).print(table)
 
@@ -152,7 +152,7 @@ def write_report(out: Path, trusted: Collection[str] = ()) -> tuple[Path, Path]:
     from mixview.io.atomic import atomic_write
     from mixview.report.document import write_page
 
-    folders = sorted(path.parent for path in out.glob(f"*/{TEXT}"))
+    folders = sorted(path.parent for path in out.glob(f"*/{STUDY_FILE}"))
     if not folders:
         raise ValueError(
             f"there are no studies in {out}: run one first, with mixview study run paper-small --out {out}"
@@ -160,18 +160,18 @@ def write_report(out: Path, trusted: Collection[str] = ()) -> tuple[Path, Path]:
     faults: dict[str, list[str]] = {}
     records = results.read_all(out, faults)
     parts: list[str] = []
-    shown: dict[str, RunResult] = {}  # each once: studies share the runs that both ask for
+    by_identity: dict[str, RunResult] = {}  # each once: studies share the runs that both ask for
     for folder in folders:
         try:
             text, own = report_of(folder, records, faults.get(folder.name, []), folder.name in trusted)
             parts += text
-            shown |= {result.identity: result for result in own}
+            by_identity |= {result.identity: result for result in own}
         except Exception as error:  # a broken study, however it is broken, does not cost the others
             reason = " ".join(str(error).split()) or type(error).__name__
-            note = f"**Cannot be shown**: {inline(reason)} (in {inline(folder.name)}/{TEXT})"
+            note = f"**Cannot be shown**: {inline(reason)} (in {inline(folder.name)}/{STUDY_FILE})"
             parts += [f"## {inline(folder.name)}", "", note, ""]
-            say(f"{folder / TEXT} cannot be shown: {reason}", file=sys.stderr)
-    total = f"All studies together: {len(shown)} runs, {tables.core_hours(shown.values()):.1f} core-hours."
+            say(f"{folder / STUDY_FILE} cannot be shown: {reason}", file=sys.stderr)
+    total = f"All studies together: {len(by_identity)} runs, {tables.core_hours(by_identity.values()):.1f} core-hours."
     parts = ["# Results of the studies", "", "Written by `mixview study show`; do not edit.", "", total, "", *parts]
     path = out / "results.md"
     with atomic_write(path) as file:
@@ -188,9 +188,9 @@ def report_of(
     from mixview.io.records import read_text
     from mixview.io.yaml_files import parse_yaml
 
-    text = parse_yaml(read_text(folder / TEXT), TEXT)
-    require_consent(text, f"the study {folder.name}", trust_remote_code)
-    study = spec.expand(folder.name, text)
+    definition = parse_yaml(read_text(folder / STUDY_FILE), STUDY_FILE)
+    require_consent(definition, f"the study {folder.name}", trust_remote_code)
+    study = spec.expand(folder.name, definition)
     matched = results.match(study.runs, records)
     parts = [
         tables.render(study, matched),

@@ -8,7 +8,7 @@ from mixview.data.sources.base import SourceError
 from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import parse_range
 from mixview.experiments.results import RunResult
-from mixview.experiments.spec import Run
+from mixview.experiments.spec import StudyRun
 
 DEFAULT_PASS_SECONDS = 7.5e-7
 """Core seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
@@ -28,7 +28,7 @@ class Estimate:
         done: the results that there are, by the name of their run.
     """
 
-    def __init__(self, runs: Iterable[Run], done: Mapping[str, RunResult]) -> None:
+    def __init__(self, runs: Iterable[StudyRun], done: Mapping[str, RunResult]) -> None:
         self.training_seconds, self.training_work = 0.0, 0.0
         self.evaluation_seconds: list[float] = []
         self.images: dict[str, float] = {}  # per epoch, by dataset and variant
@@ -36,7 +36,7 @@ class Estimate:
             if run.name in done:
                 self.learn(run, done[run.name])
 
-    def learn(self, run: Run, result: RunResult) -> None:
+    def learn(self, run: StudyRun, result: RunResult) -> None:
         """Take a result into account."""
         self.evaluation_seconds.append(result.evaluation_seconds)
         if result.work:
@@ -44,7 +44,7 @@ class Estimate:
             self.training_seconds += result.cpu_seconds
             self.training_work += self.work(run)
 
-    def images_seen(self, run: Run) -> float:
+    def images_seen(self, run: StudyRun) -> float:
         """Images over all epochs."""
         if run.encoder is not None:
             return 0.0
@@ -53,15 +53,15 @@ class Estimate:
             images = self.images[run.data + run.variant] = images_of(run)
         return run.epochs * images
 
-    def work(self, run: Run) -> float:
+    def work(self, run: StudyRun) -> float:
         """Forward passes times pixels, in total."""
         return 0.0 if run.encoder else run.passes.work * self.images_seen(run) * (run.pretraining.size or 32) ** 2
 
-    def seconds(self, runs: Iterable[Run]) -> float:
+    def seconds(self, runs: Iterable[StudyRun]) -> float:
         """Core time of these runs."""
         rate = self.training_seconds / self.training_work if self.training_work else DEFAULT_PASS_SECONDS
-        known = self.evaluation_seconds
-        evaluation = sum(known) / len(known) if known else DEFAULT_EVALUATION_SECONDS
+        measured = self.evaluation_seconds
+        evaluation = sum(measured) / len(measured) if measured else DEFAULT_EVALUATION_SECONDS
         return sum(evaluation + rate * self.work(run) for run in runs)
 
 
@@ -98,7 +98,7 @@ class Pace:
         return passed / expected if expected > 1 else 1.0
 
 
-def images_of(run: Run) -> float:
+def images_of(run: StudyRun) -> float:
     """Number of training images of a run: by its part of a split such as train[:5000], or by opening the data."""
     given = run.pretraining
     part = parse_range(given.split)[1] if given.split else None

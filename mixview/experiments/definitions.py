@@ -20,7 +20,7 @@ def names() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml") and not name.startswith("_"))
 
 
-def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
+def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     """The content of a study, by its name or the path of its YAML file, laid over that of its base."""
     if name in below:
         raise ValueError(f"the study {below[0]} is its own base: {' -> '.join((*below, name))}")
@@ -42,11 +42,11 @@ def read_text(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
             raise ValueError(f"a study has no {brief(key)}: there are {', '.join(KEYS)} and base (in {name})")
     if base is None:
         return content
-    text = read_text(str(base), (*below, name))
+    definition = read_definition(str(base), (*below, name))
     for key in ("about", "grids", *(["evaluate"] if "evaluate" in content else [])):  # replaced, not laid over
-        text.pop(key, None)
-    merge(text, content)
-    return text
+        definition.pop(key, None)
+    merge(definition, content)
+    return definition
 
 
 def hint(name: object, choices: list[str]) -> str:

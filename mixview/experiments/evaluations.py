@@ -11,9 +11,9 @@ from mixview.extensions import PROTOCOLS
 if TYPE_CHECKING:
     from mixview.evaluate.base import EvalContext
     from mixview.evaluate.results import Result
-    from mixview.experiments.spec import Run
+    from mixview.experiments.spec import StudyRun
 
-ELSEWHERE = ("device", "devices", "workers", "out", "trust_remote_code")
+NOT_PROTOCOL_OPTIONS = ("device", "devices", "workers", "out", "trust_remote_code")
 """Options of a protocol that change neither encoder nor images."""
 
 
@@ -38,8 +38,8 @@ def trains_network(protocol: str) -> bool:
     return bool(PROTOCOLS.load(protocol).needs_network)
 
 
-def measure(
-    run: "Run",
+def run_column(
+    run: "StudyRun",
     folder: Path,
     column: dict[str, Any],
     contexts: "dict[str, EvalContext]",
@@ -65,14 +65,14 @@ def measure(
     if "resume" in {each.name for each in dataclasses.fields(protocol)}:
         settings = settings | {"resume": True}  # what an earlier process began
         protocol = build(name, settings | {"trust_remote_code": trust_remote_code})
-    shared = [each.name for each in dataclasses.fields(Protocol) if each.name not in ELSEWHERE]
+    shared = [each.name for each in dataclasses.fields(Protocol) if each.name not in NOT_PROTOCOL_OPTIONS]
     key = json.dumps({each: getattr(protocol, each) for each in shared}, sort_keys=True)
     if key not in contexts:
         contexts[key] = protocol.open()
     return protocol.result(contexts[key])
 
 
-def evaluation_options(run: "Run", folder: Path, column: dict[str, Any]) -> dict[str, Any]:
+def evaluation_options(run: "StudyRun", folder: Path, column: dict[str, Any]) -> dict[str, Any]:
     """The options of a protocol, encoder and images among them."""
     own = {key: value for key, value in column.items() if key not in ("protocol", "metric")}
     settings: dict[str, Any] = {"seed": run.seed, "workers": 0, **run.eval_data}

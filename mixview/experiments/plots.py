@@ -23,9 +23,9 @@ AXES: tuple[tuple[str, Callable[[RunResult], float]], ...] = (
     ("steps", lambda result: float(result.steps)),
     ("compute: million forward passes of an image\n(one backward counts as two)", lambda result: result.work / 1e6),
 )
-ACROSS = 4
+MAX_COLUMNS = 4
 """Panels in a row."""
-BESIDE = 0.012
+POINT_SPACING = 0.012
 """Distance between points of equal cost, which would hide each other: a share of the axis."""
 COLUMN = "linear"
 """The column that is drawn for the end of training, if a study has it; otherwise its first."""
@@ -53,11 +53,11 @@ def draw_all(study: Study, results: dict[str, RunResult], folder: Path) -> dict[
             stem = f"{stem}-{digest(data)}"
         stems.add(stem)
         if any(len(result.curve) > 1 for row in trained for result in row.results):
-            written[save(curves(trained), folder / f"{stem}-training")] = "accuracy during training"
+            written[save(plot_training(trained), folder / f"{stem}-training")] = "accuracy during training"
         if any(len(line) > 1 for panel in panels_of(trained) for line in panel.lines.values()):
-            written[save(budgets(trained, column), folder / f"{stem}-compute")] = "accuracy against steps and compute"
+            written[save(plot_cost(trained, column), folder / f"{stem}-compute")] = "accuracy against steps and compute"
         if any(row.values(column) for row in trained):
-            ends = finals(part, study.baseline, column)
+            ends = plot_final(part, study.baseline, column)
             written[save(ends, folder / f"{stem}-final")] = "accuracy at the end of training"
     return written
 
@@ -77,7 +77,7 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
     groups: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         groups.setdefault(row.group, row)
-    of_objectives = any(not row.longer and row.objective != groups[row.group].objective for row in rows)
+    of_objectives = any(not row.is_matched_baseline and row.objective != groups[row.group].objective for row in rows)
     lines_by_panel: dict[tuple[str, ...], dict[str, list[Row]]] = {}
     for row in rows:
         plain = next((each for each in rows if is_longer_of(row, each)), row)
@@ -87,12 +87,12 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
     panels = []
     for (method, *_), lines in lines_by_panel.items():
         variants = dict.fromkeys(row.variant for line in lines.values() for row in line)
-        subtitle = together(list(variants)) if of_objectives and "" not in variants else ""
+        subtitle = join_variants(list(variants)) if of_objectives and "" not in variants else ""
         panels.append(Panel("\n".join((method, *textwrap.wrap(subtitle, 46))), lines))
     return panels
 
 
-def together(variants: Sequence[str]) -> str:
+def join_variants(variants: Sequence[str]) -> str:
     """One name for several variants: `500 images, 2 epochs / 4 epochs`."""
     parts = [variant.split(", ") for variant in variants]
     if len({len(each) for each in parts}) > 1:
@@ -116,7 +116,7 @@ def canvas(panels: Sequence[Panel], label: str, title: str) -> tuple[Any, list[t
     chosen = colormaps["tab10" if len(names) <= 10 else "tab20"].colors  # type: ignore[attr-defined, unused-ignore]
     colors = {name: chosen[number % len(chosen)] for number, name in enumerate(names)}
 
-    across = min(ACROSS, len(panels))
+    across = min(MAX_COLUMNS, len(panels))
     bands = math.ceil(len(panels) / across)
     width = max(1 + 3.6 * across, 6.0)
     columns = max(1, min(len(names), int(width / (0.7 + 0.055 * max(map(len, names), default=0)))))
@@ -144,7 +144,7 @@ def canvas(panels: Sequence[Panel], label: str, title: str) -> tuple[Any, list[t
     return figure, pairs, colors
 
 
-def curves(rows: Sequence[Row]) -> Any:
+def plot_training(rows: Sequence[Row]) -> Any:
     """k-NN accuracy during training: mean over seeds, and the standard deviation as a band."""
     panels = panels_of(rows)
     title = f"Mean of {seeds_of(rows)}, band: standard deviation; dashed: the baseline, trained longer."
@@ -158,14 +158,16 @@ def curves(rows: Sequence[Row]) -> Any:
                 continue
             values = np.array([[dict(result.curve)[step] for step in steps] for result in drawn])
             mean, std = values.mean(axis=0), values.std(axis=0, ddof=1) if len(drawn) > 1 else np.zeros(len(steps))
-            for axis, (_, whole) in zip(pair, AXES, strict=True):
-                x = np.array(steps) * np.mean([whole(result) / result.steps for result in drawn])
-                axis.plot(x, mean, linewidth=1.2, color=colors[name], linestyle="--" if row.longer else "-")
+            for axis, (_, cost_of) in zip(pair, AXES, strict=True):
+                x = np.array(steps) * np.mean([cost_of(result) / result.steps for result in drawn])
+                axis.plot(
+                    x, mean, linewidth=1.2, color=colors[name], linestyle="--" if row.is_matched_baseline else "-"
+                )
                 axis.fill_between(x, mean - std, mean + std, color=colors[name], alpha=0.12, linewidth=0)
     return figure
 
 
-def budgets(rows: Sequence[Row], column: str) -> Any:
+def plot_cost(rows: Sequence[Row], column: str) -> Any:
     """One column at the end of training against steps and compute; a line joins the lengths of an objective."""
     panels = panels_of(rows)
     title = (
@@ -176,8 +178,8 @@ def budgets(rows: Sequence[Row], column: str) -> Any:
     for panel, pair in zip(panels, pairs, strict=True):
         points = [(name, row) for name, line in panel.lines.items() for row in line if row.values(column)]
         scores = [summarize(list(row.values(column).values())) for _, row in points]
-        for axis, (_, whole) in zip(pair, AXES, strict=True):
-            x = side_by_side([float(np.mean([whole(result) for result in row.results])) for _, row in points])
+        for axis, (_, cost_of) in zip(pair, AXES, strict=True):
+            x = side_by_side([float(np.mean([cost_of(result) for result in row.results])) for _, row in points])
             for name in panel.lines:
                 line = sorted((x[place], score) for place, score in enumerate(scores) if points[place][0] == name)
                 axis.errorbar(
@@ -192,7 +194,7 @@ def budgets(rows: Sequence[Row], column: str) -> Any:
 
 def side_by_side(costs: Sequence[float]) -> list[float]:
     """Costs, equal ones moved apart a little."""
-    width = BESIDE * max(costs, default=0.0)
+    width = POINT_SPACING * max(costs, default=0.0)
     alike = [[place for place, each in enumerate(costs) if math.isclose(each, cost, rel_tol=1e-2)] for cost in costs]
     return [
         cost + width * (others.index(place) - (len(others) - 1) / 2)
@@ -203,34 +205,34 @@ def side_by_side(costs: Sequence[float]) -> list[float]:
 def is_longer_of(longer: Row, row: Row) -> bool:
     """Whether a row is the baseline `row`, trained longer."""
     return (
-        longer.longer
-        and not row.longer
+        longer.is_matched_baseline
+        and not row.is_matched_baseline
         and longer.group == row.group
         and longer.objective.startswith(f"{row.objective} × ")
     )
 
 
-def finals(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
+def plot_final(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     """One column at the end of training, row by row: mean, standard deviation, and every seed as a dot."""
     from matplotlib.figure import Figure
 
-    shown = [row for row in rows if row.values(column)]
-    places, headings = places_of(shown)
+    drawn = [row for row in rows if row.values(column)]
+    places, headings = places_of(drawn)
     lines = places[-1] + 1
     figure = Figure(figsize=(8.5, 1.1 + 0.26 * lines), layout="constrained")
     axis = figure.subplots()
     labels = []
-    for number, (place, row) in enumerate(zip(places, shown, strict=True)):
+    for number, (place, row) in enumerate(zip(places, drawn, strict=True)):
         values = list(row.values(column).values())
         score = summarize(values)
-        plain = row.objective == baseline or row.longer
+        plain = row.objective == baseline or row.is_matched_baseline
         color = "tab:gray" if not row.trained else "tab:blue" if plain else "tab:orange"
         axis.plot(values, [place] * len(values), ".", color=color, alpha=0.35, markersize=5)
         axis.errorbar(score.mean, place, xerr=score.std or 0.0, fmt="o", color=color, capsize=2, markersize=5)
-        if number and row.group != shown[number - 1].group:
+        if number and row.group != drawn[number - 1].group:
             axis.axhline(places[number - 1] + 0.5, color="lightgray", linewidth=0.8)
         labels.append(f"{row.objective if row.group in headings else row.label} ({count_seeds(row)})")
-    for first, last, mean in baseline_spans(shown, places, baseline, column):
+    for first, last, mean in baseline_spans(drawn, places, baseline, column):
         axis.plot([mean, mean], [first - 0.4, last + 0.4], color="tab:blue", linestyle=":", linewidth=1)
     for group, place in headings.items():
         heading = join_labels(*group[1:])

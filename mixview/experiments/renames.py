@@ -1,6 +1,6 @@
 """Names from earlier formats of results: a result outlives renamed settings.
 
-Whoever renames a setting after a release adds a format here and says what it was called before. Records are translated
+If you rename a setting after a release, add a format here with the old name. Records are translated
 when they are read, one format after the other; those of the newest format are not touched.
 """
 
@@ -27,12 +27,16 @@ class Renames:
     protocols: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Options of evaluation protocols, by the new name of the protocol; "" has those of all."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Phrases in the descriptions of protocols."""
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """The record under the new names. Whatever does not have the form of a record stays as it is."""
         new = {self.fields.get(name, name): value for name, value in record.items()}
         if isinstance(settings := new.get("settings"), dict):
             new["settings"] = dict(self.translate(settings))
+        if isinstance(descriptions := new.get("descriptions"), dict):
+            new["descriptions"] = {column: self.reword(text) for column, text in descriptions.items()}
         columns = new.get("evaluate")
         if not isinstance(columns, dict) or not all(isinstance(each, dict) for each in columns.values()):
             return new
@@ -56,6 +60,13 @@ class Renames:
                 continue
             values = self.values.get(renamed, {})
             yield renamed, values.get(value, value) if isinstance(value, str | bool) else value
+
+    def reword(self, description: Any) -> Any:
+        """A description of a protocol in today's words."""
+        if isinstance(description, str):
+            for old, new in self.descriptions.items():
+                description = description.replace(old, new)
+        return description
 
     def translate_column(self, column: Mapping[str, Any]) -> dict[str, Any]:
         """What a study says about one column: protocol, metric, and options of the protocol."""
@@ -113,6 +124,16 @@ RENAMES: Mapping[int, Renames] = {
             },
             "linear": {"recipe": "schedule"},
             "detection": {"protocol": "recipe", "keeping": "logging"},
+        },
+        descriptions={
+            "centre crop": "center crop",
+            "standardised": "standardized",
+            "regularised": "regularized",
+            "normalised": "normalized",
+            "one linear SVM a class": "one linear SVM per class",
+            "one C a sample": "one C per sample",
+            "mean ± standard deviation": "mean ± std",
+            "every other class a class (as many as there are)": "every other class per class (as many as there are)",
         },
     ),
 }

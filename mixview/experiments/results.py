@@ -20,7 +20,7 @@ from typing import Any
 from mixview.experiments import evaluations
 from mixview.experiments.renames import FORMAT, SHARED_OPTIONS, translate
 from mixview.experiments.slugs import digest
-from mixview.experiments.spec import MAX_RUNS, Run, default_settings
+from mixview.experiments.spec import MAX_RUNS, StudyRun, default_settings
 from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (
     MAX_METRICS,
@@ -189,13 +189,13 @@ def read_all(out: Path, faults: dict[str, list[str]] | None = None) -> Records:
     return {folder.name: read(folder / FILE, faults.setdefault(folder.name, [])) for folder in folders}
 
 
-def match(runs: Iterable[Run], records: Records) -> dict[str, RunResult]:
+def match(runs: Iterable[StudyRun], records: Records) -> dict[str, RunResult]:
     """The results that there are, by the name of their run, under the labels that the study gives them."""
     pairs = ((run, match_one(run, records)) for run in runs)
     return {run.name: result for run, result in pairs if result is not None}
 
 
-def match_one(run: Run, records: Records) -> RunResult | None:
+def match_one(run: StudyRun, records: Records) -> RunResult | None:
     """The newest result of a run: of its own study, or else of another."""
     for study in sorted(records, key=lambda name: (name != run.study, name)):
         for result in reversed(records[study]):
@@ -205,12 +205,12 @@ def match_one(run: Run, records: Records) -> RunResult | None:
     return None
 
 
-def find(run: Run, out: Path) -> RunResult | None:
+def find(run: StudyRun, out: Path) -> RunResult | None:
     """The result of a run in a folder of studies."""
     return match_one(run, read_all(out))
 
 
-def has_settings_of(result: RunResult, run: Run) -> bool:
+def has_settings_of(result: RunResult, run: StudyRun) -> bool:
     """Whether a result is of the settings and the images that a run has now."""
     if result.seed != run.seed or result.eval_data != run.eval_data:
         return False
@@ -222,7 +222,7 @@ def has_settings_of(result: RunResult, run: Run) -> bool:
     return all(shared is not None and name.startswith(shared) for name in gone)
 
 
-def matching_columns(result: RunResult, run: Run) -> dict[str, str] | None:
+def matching_columns(result: RunResult, run: StudyRun) -> dict[str, str] | None:
     """The column of a result for each column of a run, by what is measured; None unless it has all of them."""
     columns: dict[str, str] = {}
     for column, evaluation in run.evaluate.items():
@@ -242,7 +242,7 @@ def evaluated_otherwise(then: dict[str, Any], evaluation: dict[str, Any]) -> boo
     return any(now[name] != value for name, value in then.items() if name in now and name not in ("size", *evaluation))
 
 
-def relabel(result: RunResult, run: Run, columns: Mapping[str, str]) -> RunResult:
+def relabel(result: RunResult, run: StudyRun, columns: Mapping[str, str]) -> RunResult:
     """A result under the labels of a run."""
 
     def rename(values: dict[str, Any]) -> dict[str, Any]:

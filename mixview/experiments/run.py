@@ -17,7 +17,7 @@ import torch
 from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.experiments import evaluations, results
 from mixview.experiments.passes import Passes
-from mixview.experiments.spec import Run
+from mixview.experiments.spec import StudyRun
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
 from mixview.io.run_folders import is_run
@@ -57,18 +57,18 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def to_json(run: Run) -> str:
+def to_json(run: StudyRun) -> str:
     """A run for another process."""
     return json.dumps(dataclasses.asdict(run))
 
 
-def from_json(text: str) -> Run:
+def from_json(text: str) -> StudyRun:
     """The run that `to_json` wrote."""
     content = json.loads(text)
-    return Run(**(content | {"passes": Passes(*content["passes"])}))
+    return StudyRun(**(content | {"passes": Passes(*content["passes"])}))
 
 
-def pretrain(run: Run, folder: Path) -> bool:
+def pretrain(run: StudyRun, folder: Path) -> bool:
     """Train to the end, from where an earlier process left off; False when it was stopped before."""
     if folder.exists() and not (is_run(folder) and has_settings_of(run, RunDirectory.open(folder).config)):
         shutil.rmtree(folder)  # killed before it was a run, or begun under other defaults
@@ -79,7 +79,7 @@ def pretrain(run: Run, folder: Path) -> bool:
     return RunDirectory.open(folder).status.get("state") == "finished"
 
 
-def has_settings_of(run: Run, config: dict[str, Any]) -> bool:
+def has_settings_of(run: StudyRun, config: dict[str, Any]) -> bool:
     """Whether a run directory was begun under what the settings of the run mean today."""
     then = flatten(config, empty=True)
     return all(
@@ -89,7 +89,7 @@ def has_settings_of(run: Run, config: dict[str, Any]) -> bool:
     )
 
 
-def evaluate(run: Run, folder: Path, *, trust_remote_code: bool = False) -> results.RunResult:
+def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False) -> results.RunResult:
     """Evaluate the encoder by every column of the run."""
     began = time.process_time()
     metrics: dict[str, float] = {}
@@ -99,7 +99,7 @@ def evaluate(run: Run, folder: Path, *, trust_remote_code: bool = False) -> resu
     contexts: dict[str, EvalContext] = {}
     for column, evaluation in run.evaluate.items():
         metric = evaluation["metric"]
-        result = evaluations.measure(run, folder, evaluation, contexts, trust_remote_code)
+        result = evaluations.run_column(run, folder, evaluation, contexts, trust_remote_code)
         if metric not in result.metrics:
             raise ValueError(
                 f"{column}: {evaluation['protocol']} has no metric {metric!r}: it has {', '.join(result.metrics)}"

@@ -21,12 +21,12 @@ from mixview.data.cache import cache_folder
 from mixview.experiments import results
 from mixview.experiments.cost import Estimate, Pace
 from mixview.experiments.run import INTERRUPTED, PARENT, TRUST, to_json
-from mixview.experiments.spec import Run, Study
+from mixview.experiments.spec import Study, StudyRun
 from mixview.io.terminal import plain
 from mixview.runs.progress import duration
 from mixview.runs.run_directory import lock_exclusively, read_status
 
-PATIENCE = 120.0
+STOP_TIMEOUT = 120.0
 """Seconds that a run has to stop gracefully; then it is killed, and resumes from its last checkpoint."""
 
 
@@ -38,7 +38,7 @@ class StudyError(RuntimeError):
 class Job:
     """A run and its process."""
 
-    run: Run
+    run: StudyRun
     process: subprocess.Popen[bytes]
     log: Path
     began: float
@@ -77,7 +77,7 @@ class Runner:
 
     def run(self) -> bool:
         """Carry out the runs that are not done yet. Returns whether the study is complete; raises if runs failed."""
-        with locked(self.runs / self.study.name), self.listening():
+        with locked(self.runs / self.study.name), self.handle_signals():
             results.check_writable(self.study.name, self.out)
             faults: dict[str, list[str]] = {}
             done = results.match(self.study.runs, results.read_all(self.out, faults))
@@ -100,7 +100,7 @@ class Runner:
             )
         return len(results.match(self.study.runs, results.read_all(self.out))) == len(self.study.runs)
 
-    def run_all(self, todo: list[Run], estimate: Estimate) -> None:
+    def run_all(self, todo: list[StudyRun], estimate: Estimate) -> None:
         """Keep `cores` runs running until there are none left, or it is time to stop."""
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
         waiting, running, pace = list(todo), list[Job](), Pace()
@@ -131,20 +131,22 @@ class Runner:
             finally:
                 self.stop(running, estimate)
 
-    def time_left(self, waiting: list[Run], running: list[Job], estimate: Estimate, pace: Pace) -> tuple[float, float]:
+    def time_left(
+        self, waiting: list[StudyRun], running: list[Job], estimate: Estimate, pace: Pace
+    ) -> tuple[float, float]:
         """Seconds of core time and of wall-clock time that are left."""
         seconds = {job.run.name: estimate.seconds([job.run]) for job in running}
         shares = {job.run.name: self.share_done(job.run, estimate) for job in running}
         left = estimate.seconds(waiting) + sum((1 - shares[name]) * seconds[name] for name in seconds)
         return left, left * pace.slowdown(shares, seconds) / self.cores
 
-    def share_done(self, run: Run, estimate: Estimate) -> float:
+    def share_done(self, run: StudyRun, estimate: Estimate) -> float:
         """The share of a run's training that is in its last checkpoint, 0 to 1."""
         step = read_status(self.runs / self.study.name / run.name).get("step", 0)
         seen = estimate.images_seen(run)
         return min(1.0, step * int(run.pretraining.batch_size) / seen) if seen else 0.0
 
-    def start(self, run: Run) -> Job:
+    def start(self, run: StudyRun) -> Job:
         """Start a run as a process of its own."""
         place = self.runs / self.study.name
         place.mkdir(parents=True, exist_ok=True)
@@ -193,7 +195,7 @@ class Runner:
             job.process.terminate()
         for job in running:
             try:
-                job.process.wait(PATIENCE)
+                job.process.wait(STOP_TIMEOUT)
             except subprocess.TimeoutExpired:
                 job.process.kill()
                 job.process.wait()
@@ -209,12 +211,12 @@ class Runner:
         It takes the numbers of finished and of all runs, and the seconds of core time and of wall-clock time left.
         """
         if not self.console.is_terminal:
-            shown = time.monotonic()
+            last_time = time.monotonic()
 
             def line(done: int, total: int, left: float, eta: float) -> None:
-                nonlocal shown
-                if time.monotonic() - shown >= 300:
-                    shown = time.monotonic()
+                nonlocal last_time
+                if time.monotonic() - last_time >= 300:
+                    last_time = time.monotonic()
                     self.say(f"{done}/{total} runs  ETA {duration(eta)}")
 
             yield line
@@ -234,7 +236,7 @@ class Runner:
             yield draw
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """While it is entered, SIGTERM and Ctrl-C stop the study gracefully."""
 
         def handle(number: int, frame: FrameType | None) -> None:

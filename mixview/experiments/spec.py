@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from mixview.experiments.checks import check
-from mixview.experiments.definitions import AXES, hint, read_text
+from mixview.experiments.definitions import AXES, hint, read_definition
 from mixview.experiments.evaluations import trains_network
 from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.slugs import digest, slug
@@ -38,18 +38,18 @@ from mixview.recipes import merge
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, from_plain, to_plain
 
-WHERE = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
+RUNTIME_SETTINGS = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings for where and how long a run works, which do not change its result."""
 UNTRAINED = Passes(0, 0)
 MAX_RUNS = 100_000
 IMAGES = ("data", "data_options", "split")
 """Settings that decide which images are trained on, and so how many an epoch has."""
-SCALE = ("backbone", "stem", "channels", "size", *IMAGES)
+COST_SETTINGS = ("backbone", "stem", "channels", "size", *IMAGES)
 """Settings that change the cost of a pass or an epoch: passes measure compute only where these are the same."""
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRun:
     """One run and how it is evaluated."""
 
     study: str
@@ -70,13 +70,13 @@ class Run:
     """The objective of the baseline that costs as much as this run, where the study has one."""
     passes: Passes = UNTRAINED
     """Encoder passes per step."""
-    longer: bool = False
+    is_matched_baseline: bool = False
     """A baseline that was added because it costs as much as another run."""
 
     @property
     def key(self) -> str:
         """A hash of everything that was set, except for the evaluations."""
-        what = {name: value for name, value in self.settings.items() if name not in WHERE}
+        what = {name: value for name, value in self.settings.items() if name not in RUNTIME_SETTINGS}
         return digest([what, self.eval_data, self.encoder])
 
     @property
@@ -109,10 +109,10 @@ class Run:
 def flat_settings(config: PretrainConfig) -> dict[str, Any]:
     """The settings of a pretraining that decide its result, under dotted names."""
     settings: dict[str, Any] = plain(to_plain(config), "settings")
-    return flatten({name: value for name, value in settings.items() if name not in WHERE}, empty=True)
+    return flatten({name: value for name, value in settings.items() if name not in RUNTIME_SETTINGS}, empty=True)
 
 
-def default_settings(run: Run) -> Mapping[str, Any]:
+def default_settings(run: StudyRun) -> Mapping[str, Any]:
     """What the settings of a run are where nothing is given."""
     if run.encoder is not None:
         return {}
@@ -131,9 +131,9 @@ class Study:
     """A study: its runs, in the order in which they are run, and how they are compared."""
 
     name: str
-    text: dict[str, Any]
+    definition: dict[str, Any]
     """Its YAML, bases included."""
-    runs: tuple[Run, ...]
+    runs: tuple[StudyRun, ...]
     baseline: str | None = None
     about: dict[str, str] = field(default_factory=dict)
 
@@ -150,40 +150,44 @@ def read(name: str, *, trust_remote_code: bool = False) -> Study:
         name: the name, or the path.
         trust_remote_code: import the code that it names. That runs it.
     """
-    text = read_text(name)
-    require_consent(text, f"the study {name}", trust_remote_code)
-    return expand(Path(name).stem if name.endswith((".yaml", ".yml")) else name, text)
+    definition = read_definition(name)
+    require_consent(definition, f"the study {name}", trust_remote_code)
+    return expand(Path(name).stem if name.endswith((".yaml", ".yml")) else name, definition)
 
 
-def expand(name: str, text: dict[str, Any]) -> Study:
+def expand(name: str, definition: dict[str, Any]) -> Study:
     """The runs of a study: seed by seed, so that what is there early compares fairly."""
-    check(name, text)
+    check(name, definition)
     # YAML reads a value that is called 0.1 or 64 as a number.
-    text = text | {axis: {str(value): each for value, each in text.get(axis, {}).items()} for axis in AXES}
-    baseline = None if text.get("baseline") is None else str(text["baseline"])
-    by_name: dict[str, Run] = {}
-    for grid in text.get("grids", [{}]):
-        for values in combinations(name, text, grid):
-            for seed in grid.get("seeds", text.get("seeds", [0])):
-                run = make_run(name, text, values, int(seed))
+    definition = definition | {
+        axis: {str(value): each for value, each in definition.get(axis, {}).items()} for axis in AXES
+    }
+    baseline = None if definition.get("baseline") is None else str(definition["baseline"])
+    by_name: dict[str, StudyRun] = {}
+    for grid in definition.get("grids", [{}]):
+        for values in combinations(name, definition, grid):
+            for seed in grid.get("seeds", definition.get("seeds", [0])):
+                run = make_run(name, definition, values, int(seed))
                 by_name.setdefault(run.name, run)
     runs = list(by_name.values())
     if not runs:
         raise ValueError(f"the study {name} has no runs: give it grids, or methods and objectives")
     if baseline is not None:
-        runs = match_compute(runs, baseline, add=bool(text.get("match_compute", False)))
+        runs = match_compute(runs, baseline, add=bool(definition.get("match_compute", False)))
     order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
-    return Study(name, text, tuple(sorted(runs, key=lambda run: order[run.seed])), baseline, text.get("about", {}))
+    return Study(
+        name, definition, tuple(sorted(runs, key=lambda run: order[run.seed])), baseline, definition.get("about", {})
+    )
 
 
-def combinations(name: str, text: dict[str, Any], grid: dict[str, Any]) -> Iterator[dict[str, str]]:
+def combinations(name: str, definition: dict[str, Any], grid: dict[str, Any]) -> Iterator[dict[str, str]]:
     """One value of each axis, in every combination that a grid has. By default no variant, and all of the rest."""
     unknown = sorted(set(grid) - {*AXES, "seeds"})
     if unknown:
         raise ValueError(f"a grid has no {unknown[0]!r}: there are {', '.join(AXES)} and seeds (in {name})")
     chosen: list[list[str]] = []
     for axis in AXES:
-        choices = list(text[axis])
+        choices = list(definition[axis])
         values = [str(value) for value in grid.get(axis, choices if axis != "variants" else [""])] or [""]
         for value in values:
             if value and value not in choices:
@@ -195,14 +199,14 @@ def combinations(name: str, text: dict[str, Any], grid: dict[str, Any]) -> Itera
         yield dict(zip(AXES, combination, strict=True))
 
 
-def make_run(study: str, text: dict[str, Any], values: dict[str, str], seed: int) -> Run:
+def make_run(study: str, definition: dict[str, Any], values: dict[str, str], seed: int) -> StudyRun:
     """The run of these values."""
-    settings: dict[str, Any] = copy.deepcopy(text.get("settings", {}))
-    evaluate: dict[str, Any] = text.get("evaluate", {})
+    settings: dict[str, Any] = copy.deepcopy(definition.get("settings", {}))
+    evaluate: dict[str, Any] = definition.get("evaluate", {})
     eval_data: dict[str, Any] = {}
     encoder: str | None = None
     for axis, value in values.items():
-        content = copy.deepcopy(text[axis][value] or {}) if value else {}
+        content = copy.deepcopy(definition[axis][value] or {}) if value else {}
         own = content.pop("evaluate", None)
         if own is not None and axis == "data":
             eval_data = own
@@ -216,7 +220,7 @@ def make_run(study: str, text: dict[str, Any], values: dict[str, str], seed: int
         evaluate = {column: each for column, each in evaluate.items() if not trains_network(each["protocol"])}
     if encoder is not None:  # nothing about training matters, except for what it would have trained
         settings = {key: settings[key] for key in ("backbone", "size", "channels", "seed") if key in settings}
-    return Run(
+    return StudyRun(
         study=study,
         data=values["data"],
         method=values["methods"],
@@ -227,25 +231,25 @@ def make_run(study: str, text: dict[str, Any], values: dict[str, str], seed: int
         evaluate=copy.deepcopy(evaluate),
         eval_data=eval_data,
         encoder=encoder,
-        passes=UNTRAINED if encoder else counted(settings),
+        passes=UNTRAINED if encoder else passes_per_step(settings),
     )
 
 
-def counted(settings: dict[str, Any]) -> Passes:
+def passes_per_step(settings: dict[str, Any]) -> Passes:
     """The passes per step under these settings, counted once for all that share what matters."""
     given = from_plain(copy.deepcopy(settings))
     if given.batch_size == "auto":
         raise ValueError("a study compares runs of equal length: give batch_size a number instead of auto")
     key = repr((given.method, given.objective, given.mixing))
-    if key not in COUNTED:
-        COUNTED[key] = count_passes(given)
-    return COUNTED[key]
+    if key not in PASSES_CACHE:
+        PASSES_CACHE[key] = count_passes(given)
+    return PASSES_CACHE[key]
 
 
-COUNTED: dict[str, Passes] = {}
+PASSES_CACHE: dict[str, Passes] = {}
 
 
-def match_compute(runs: list[Run], baseline: str, *, add: bool) -> list[Run]:
+def match_compute(runs: list[StudyRun], baseline: str, *, add: bool) -> list[StudyRun]:
     """The runs, each with the name of the baseline that costs as much.
 
     Args:
@@ -254,7 +258,7 @@ def match_compute(runs: list[Run], baseline: str, *, add: bool) -> list[Run]:
         add: where there is none, add one that is trained for as long; otherwise such runs have no match.
     """
     baselines = {(*run.group, run.seed): run for run in runs if run.objective == baseline}
-    matched: dict[str, Run] = {}
+    matched: dict[str, StudyRun] = {}
     for run in runs:
         base = baselines.get((*run.group, run.seed))
         if base is None or base is run or run.encoder is not None or not equally_expensive(run, base):
@@ -269,12 +273,12 @@ def match_compute(runs: list[Run], baseline: str, *, add: bool) -> list[Run]:
             matched.setdefault(run.name, run)
             continue
         name = f"{baseline} × {ratio:.3g}"
-        longer = replace(base, objective=name, settings=base.settings | {"epochs": epochs}, longer=True)
+        longer = replace(base, objective=name, settings=base.settings | {"epochs": epochs}, is_matched_baseline=True)
         matched.setdefault(run.name, replace(run, matched=name))
         matched.setdefault(longer.name, longer)
     return list(matched.values())
 
 
-def equally_expensive(run: Run, other: Run) -> bool:
+def equally_expensive(run: StudyRun, other: StudyRun) -> bool:
     """Whether a pass costs the same in both, and an epoch has equally many."""
-    return all(run.settings.get(name) == other.settings.get(name) for name in SCALE)
+    return all(run.settings.get(name) == other.settings.get(name) for name in COST_SETTINGS)

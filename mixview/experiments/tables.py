@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mixview.experiments.results import RunResult
-from mixview.experiments.spec import IMAGES, Run, Study
+from mixview.experiments.spec import IMAGES, Study, StudyRun
 from mixview.experiments.stats import compare, summarize
 from mixview.io.terminal import inline
 
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     method: str
     variant: str
     objective: str
-    runs: tuple[Run, ...]
+    runs: tuple[StudyRun, ...]
     results: tuple[RunResult, ...]
 
     @property
@@ -34,9 +34,9 @@ class Row(NamedTuple):
         return self.runs[0].encoder is None
 
     @property
-    def longer(self) -> bool:
+    def is_matched_baseline(self) -> bool:
         """Whether it is a baseline that was added to match the compute of another row."""
-        return self.runs[0].longer
+        return self.runs[0].is_matched_baseline
 
     def values(self, column: str) -> dict[int, float]:
         """A column by seed, where it is a number."""
@@ -46,19 +46,19 @@ class Row(NamedTuple):
 
 def rows_of(study: Study, results: dict[str, RunResult]) -> list[Row]:
     """The rows of a study in its own order, baselines of equal compute next to the others of their group."""
-    members: dict[tuple[str, str, str, str], list[Run]] = {}
+    members: dict[tuple[str, str, str, str], list[StudyRun]] = {}
     for run in study.runs:
         members.setdefault((*run.group, run.objective), []).append(run)
     groups = list(dict.fromkeys(key[:3] for key in members))
 
-    def place(key: tuple[str, str, str, str]) -> tuple[int, int, float]:
-        extra = members[key][0].longer
+    def sort_key(key: tuple[str, str, str, str]) -> tuple[int, int, float]:
+        extra = members[key][0].is_matched_baseline
         rank = 0 if key[3] == study.baseline else 1 if extra else 2
         return groups.index(key[:3]), rank, members[key][0].epochs if extra else 0
 
     return [
         Row(*key, tuple(members[key]), tuple(results[run.name] for run in members[key] if run.name in results))
-        for key in sorted(members, key=place)
+        for key in sorted(members, key=sort_key)
     ]
 
 
@@ -172,7 +172,7 @@ def difference_tables(rows: Sequence[Row], study: Study) -> list[str]:
     """Paired differences to the baselines of equal steps and of equal compute: once, if they are the same."""
     assert study.baseline is not None
     by_name = {(*row.group, row.objective): row for row in rows}
-    others = [row for row in rows if row.trained and not row.longer and row.objective != study.baseline]
+    others = [row for row in rows if row.trained and not row.is_matched_baseline and row.objective != study.baseline]
     steps = differences(others, by_name, study, same_steps(study.baseline, by_name))
     compute = differences(others, by_name, study, same_compute)
     tables = {"at equal steps, which are equal compute": steps}
@@ -253,7 +253,7 @@ def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
             "Bold: the interval excludes zero. Passes: counted, relative to the baseline, a backward pass as two.",
             "",
         ]
-    lines += how_lam_was_drawn(results)
+    lines += lam_note(results)
     several = len({result.data for result in results}) > 1
     for column in study.columns:
         rows_by_description: dict[str, dict[str, None]] = {}
@@ -265,11 +265,13 @@ def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
         for description, rows in rows_by_description.items():
             where = f" ({', '.join(rows)})" if len(rows) < most else ""
             lines.append(f"- {inline(f'{column}{where}: {description}')}")
-    warnings = dict.fromkeys([*(each for result in results for each in result.warnings), *mixed(results)])
+    warnings = dict.fromkeys(
+        [*(each for result in results for each in result.warnings), *consistency_warnings(results)]
+    )
     return [*lines, *(f"- Warning: {inline(warning)}" for warning in warnings), ""]
 
 
-def how_lam_was_drawn(results: Iterable[RunResult]) -> list[str]:
+def lam_note(results: Iterable[RunResult]) -> list[str]:
     """A sentence on whether mixtures have one λ per image or, as in the paper, one per batch, if anything is mixed."""
     rows: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for result in results:
@@ -292,7 +294,7 @@ def join_labels(*parts: str) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def mixed(results: Iterable[RunResult]) -> list[str]:
+def consistency_warnings(results: Iterable[RunResult]) -> list[str]:
     """Warnings where results that are compared come from different images or versions."""
     prints: dict[tuple[str, str], dict[str, None]] = {}
     torches: dict[str, None] = {}

@@ -72,8 +72,8 @@ def read(name: str) -> Recipe:
     about: dict[str, str] = {}
     settings: dict[str, Any] = {}
     for _, content in reversed(chain):
-        said = {str(key): str(text) for key, text in content.pop("about", {}).items()}
-        about = {key: text for key, text in about.items() if key == "hardware"} | said
+        own = {str(key): str(text) for key, text in content.pop("about", {}).items()}
+        about = {key: text for key, text in about.items() if key == "hardware"} | own
         merge(settings, content)
     return Recipe(name, about, settings)
 

@@ -11,7 +11,7 @@ def asset(name: str) -> str:
 
 
 def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = False) -> bytes:
-    """A whole page around a body.
+    """A page around a body.
 
     Args:
         body: the name of its template.
@@ -20,11 +20,11 @@ def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = Fa
         scripts: whether the page may run what is inside it; nothing from elsewhere ever may.
     """
     allowed = "; script-src 'unsafe-inline'" if scripts else ""
-    whole = {"title": parts["title"], "style": style, "scripts": allowed, "body": fill(body, parts)}
+    parts_of_page = {"title": parts["title"], "style": style, "scripts": allowed, "body": fill(body, parts)}
     # A file name that is no Unicode is spelled out, which in a string of JSON means the same.
-    return fill("frame.html", whole).encode(errors="backslashreplace")
+    return fill("frame.html", parts_of_page).encode(errors="backslashreplace")
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
     """A template with its `{{names}}` replaced, in one go: what a part holds is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(template))
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], asset(template))

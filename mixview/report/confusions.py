@@ -1,4 +1,4 @@
-"""What an encoder takes for what: each image asked of its neighbors, and the mistakes counted."""
+"""Which classes an encoder confuses: every image classified by its neighbors, and the mistakes counted."""
 
 from typing import NamedTuple
 
@@ -16,48 +16,52 @@ class Confusion(NamedTuple):
     """Images of one class whose neighbors are of another."""
 
     true: int
-    said: int
-    times: int
-    of: int
-    """So many images of the true class were asked about."""
+    predicted: int
+    mistakes: int
+    total: int
+    """Images of the true class that were classified."""
     examples: list[int]
 
 
-class Answers(NamedTuple):
-    """What the neighbors of all labeled images said."""
+class Confusions(NamedTuple):
+    """How the neighbors classify all labeled images."""
 
-    right: int
-    asked: int
+    correct: int
+    queries: int
     worst: list[Confusion]
 
 
-def confuse(neighbors: Neighbors, labels: npt.NDArray[np.int64], most: int = 8) -> Answers | None:
+def confuse(neighbors: Neighbors, labels: npt.NDArray[np.int64], most: int = 8) -> Confusions | None:
     """The classes that are taken for each other most often, as a share of the true class.
 
-    Every labeled image is asked of its nearest others, which vote exp(cosine / temperature); None without labels.
+    Every labeled image is classified by its nearest others, which vote exp(cosine / temperature); None without labels.
     """
-    known = torch.from_numpy(labels)
-    classes = int(known.max()) + 1
+    targets = torch.from_numpy(labels)
+    classes = int(targets.max()) + 1
     if classes < 2:
         return None
-    voters = known[neighbors.position]
+    voters = targets[neighbors.position]
     votes = torch.exp((neighbors.cosine - neighbors.cosine[:, :1]) / TEMPERATURE) * (voters >= 0)
-    scores = torch.zeros(len(known), classes).scatter_add_(1, voters.clamp(min=0), votes)
-    said = scores.argmax(1)
-    asked = (known >= 0) & (scores.sum(1) > 0)
+    scores = torch.zeros(len(targets), classes).scatter_add_(1, voters.clamp(min=0), votes)
+    predicted = scores.argmax(1)
+    classified = (targets >= 0) & (scores.sum(1) > 0)
     table = torch.zeros(classes, classes, dtype=torch.int64)
-    table.index_put_((known[asked], said[asked]), torch.ones(int(asked.sum()), dtype=torch.int64), accumulate=True)
-    right = int(table.diagonal().sum())
+    table.index_put_(
+        (targets[classified], predicted[classified]),
+        torch.ones(int(classified.sum()), dtype=torch.int64),
+        accumulate=True,
+    )
+    correct = int(table.diagonal().sum())
     totals = table.sum(1)
     wrong = table.float() / totals.clamp(min=1).unsqueeze(1)
     wrong.fill_diagonal_(0)
     worst = []
     for place in wrong.flatten().argsort(descending=True, stable=True)[:most].tolist():
-        true, taken = divmod(place, classes)
-        count = int(table[true, taken])
-        if not count or true == taken:
+        true, prediction = divmod(place, classes)
+        count = int(table[true, prediction])
+        if not count or true == prediction:
             break
-        which = (asked & (known == true) & (said == taken)).nonzero().flatten()
-        sure = scores[which, taken].argsort(descending=True, stable=True)
-        worst.append(Confusion(true, taken, count, int(totals[true]), which[sure][:EXAMPLES].tolist()))
-    return Answers(right, int(asked.sum()), worst)
+        which = (classified & (targets == true) & (predicted == prediction)).nonzero().flatten()
+        sure = scores[which, prediction].argsort(descending=True, stable=True)
+        worst.append(Confusion(true, prediction, count, int(totals[true]), which[sure][:EXAMPLES].tolist()))
+    return Confusions(correct, int(classified.sum()), worst)

@@ -1,4 +1,4 @@
-"""What a report shows, gathered from runs into plain values that JSON can hold. What cannot be shown is said."""
+"""What a report shows, gathered from runs into plain values that JSON can hold. What cannot be shown is a note."""
 
 import base64
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from mixview.report.curves import follow
 from mixview.report.derived import Mixtures
 from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
 from mixview.report.reproducing import command
-from mixview.report.runs import Gathered, Run
-from mixview.report.showing import Data, Shown, changed_data, held_out, open_data, original_images, read_images
+from mixview.report.runs import Gathered, ReportRun
+from mixview.report.showing import Data, ImageSet, changed_data, held_out, open_data, original_images, read_images
 from mixview.report.sprites import make_sprites
-from mixview.report.strips import COLUMNS, found_by_detectors, make_strip
+from mixview.report.strips import COLUMNS, detection_strips, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.runs.progress import duration
 from mixview.runs.progress_bar import bar
@@ -43,7 +43,7 @@ class Budget(NamedTuple):
 
     def images(self, wanted: int, runs: int, sets: int) -> int:
         """How many images each run can be shown with, given how many runs and sets of images there are."""
-        each = 2 * 2 + 2 * NEIGHBORS + 2 * 2 + 2 + 1  # bytes an image and run, see `pack_map`
+        each = 2 * 2 + 2 * NEIGHBORS + 2 * 2 + 2 + 1  # bytes per image and run, see `pack_map`
         affordable = min(self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1)))
         return min(wanted, max(50, affordable))
 
@@ -70,15 +70,15 @@ class Gallery:
         self.showing = showing
         sets = {each.source.fingerprint() for each in opened if each.source is not None}
         self.count = showing.budget.images(showing.images, len(opened), len(sets))
-        self.sets: dict[str, Shown] = {}
+        self.sets: dict[str, ImageSet] = {}
         self.models: dict[str, Embedding] = {}
         """The first run's map of each set, which the others are turned like."""
 
-    def add(self, source: Source, words: str) -> str:
+    def add(self, source: Source, description: str) -> str:
         """The key of the set of images from this source."""
         key = source.fingerprint()
         if key not in self.sets:
-            self.sets[key] = read_images(source, words, self.count)
+            self.sets[key] = read_images(source, description, self.count)
         return key
 
     def contents(self) -> list[dict[str, Any]]:
@@ -86,22 +86,22 @@ class Gallery:
         share = self.showing.budget.sprites // max(len(self.sets), 1)
         return [
             {
-                "words": shown.words,
-                "count": len(shown.source),
-                "sprites": make_sprites(shown.pictures, share)._asdict(),
-                "names": shown.names,
-                "captions": None if shown.captions == shown.names else shown.captions,
-                "labels": None if shown.labels is None else pack(shown.labels, np.int16),
-                "classes": list(shown.classes),
-                "boxes": pack(boxes_of(self.models[key], shown), np.uint8) if key in self.models else None,
+                "description": image_set.description,
+                "count": len(image_set.source),
+                "sprites": make_sprites(image_set.pictures, share)._asdict(),
+                "names": image_set.names,
+                "captions": None if image_set.captions == image_set.names else image_set.captions,
+                "labels": None if image_set.labels is None else pack(image_set.labels, np.int16),
+                "classes": list(image_set.classes),
+                "boxes": pack(boxes_of(self.models[key], image_set), np.uint8) if key in self.models else None,
             }
-            for key, shown in self.sets.items()
+            for key, image_set in self.sets.items()
         ]
 
 
-def boxes_of(embedding: Embedding, shown: Shown) -> npt.NDArray[np.uint8]:
+def boxes_of(embedding: Embedding, image_set: ImageSet) -> npt.NDArray[np.uint8]:
     """The boxes of the mixtures that were encoded."""
-    return Mixtures(shown.source, embedding.size, embedding.decoder, MIXED).boxes()
+    return Mixtures(image_set.source, embedding.size, embedding.decoder, MIXED).boxes()
 
 
 def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
@@ -109,31 +109,31 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
     runs = gathered.runs
     opened = [open_images(run, showing) for run in runs]
     gallery = Gallery(showing, opened)
-    shown = []
+    descriptions = []
     with bar("runs", len(runs)) as advance:
         for run, each in zip(runs, opened, strict=True):
-            shown.append(describe(run, each, gallery, len(runs)))
+            descriptions.append(describe(run, each, gallery, len(runs)))
             advance(1)
     keys = list(gallery.sets)
-    for described in shown:
+    for described in descriptions:
         described["set"] = keys.index(described["set"]) if described["set"] is not None else None
     notes = list(gathered.notes)
     if runs and gallery.count < showing.images:
         notes.append(f"Every run is shown with {gallery.count} images, not {showing.images}, to keep the page light.")
-    judged = tabulate(runs, gathered.others)
+    evaluations = tabulate(runs, gathered.others)
     return {
         "made": datetime.now(UTC).strftime("%-d %B %Y, %H:%M UTC"),
         "version": mixview.__version__,
-        "runs": shown,
+        "runs": descriptions,
         "sets": gallery.contents(),
         "evaluation": {
-            "columns": [column._asdict() for column in judged.columns],
+            "columns": [column._asdict() for column in evaluations.columns],
             "lines": [
                 line._asdict() | {"cells": [None if cell is None else describe_cell(cell) for cell in line.cells]}
-                for line in judged.lines
+                for line in evaluations.lines
             ],
-            "notes": judged.notes,
-            "warnings": judged.warnings,
+            "notes": evaluations.notes,
+            "warnings": evaluations.warnings,
         },
         "paper_cost": [
             table._asdict()
@@ -148,7 +148,7 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
 
 
 def describe_cell(cell: Cell) -> dict[str, Any]:
-    """A figure of the table; of no number there is only the word."""
+    """A value of the table; where it is not a number there is only its text."""
     mean = cell.mean if np.isfinite(cell.mean) else None
     return cell._asdict() | {"mean": mean, "paper": cell.paper and cell.paper._asdict()}
 
@@ -159,60 +159,60 @@ class Opened(NamedTuple):
     data: Data | None
     source: Source | None
     """The images that the run is shown with."""
-    words: str
+    description: str
     notes: list[str]
 
 
-def open_images(run: Run, showing: Showing) -> Opened:
+def open_images(run: ReportRun, showing: Showing) -> Opened:
     """What a run was trained on, and the images to show it with. Whatever fails of that is a note."""
-    data, source, words, notes = None, None, "", list(run.notes)
+    data, source, description, notes = None, None, "", list(run.notes)
     try:
         data = open_data(run, showing.fetch)
         changed = changed_data(run, data)
         notes += [changed] if changed else []
         if showing.data is None:
-            source, words = held_out(run, data, showing.fetch)
-    except Exception as error:  # the settings may be anybody's: whatever they lead to is said, and the rest is shown
+            source, description = held_out(run, data, showing.fetch)
+    except Exception as error:  # the settings may be anybody's: whatever they lead to is a note, and the rest is shown
         notes.append(f"Its data cannot be opened, so that only what the run itself left is shown: {one_line(error)}")
     if showing.data is not None:
-        source, words = open_dataset(showing.data, showing.split), showing.data
-    return Opened(data, source, words, notes)
+        source, description = open_dataset(showing.data, showing.split), showing.data
+    return Opened(data, source, description, notes)
 
 
-def describe(run: Run, opened: Opened, gallery: Gallery, runs: int) -> dict[str, Any]:
-    """One run. Whatever fails of the images is a note, and the rest is shown."""
+def describe(run: ReportRun, opened: Opened, gallery: Gallery, runs: int) -> dict[str, Any]:
+    """One run. Whatever fails of the images is a note, and the rest is image_set."""
     budget, notes = gallery.showing.budget, opened.notes
-    key, found = place(run, opened, gallery)
+    key, embedding = place(run, opened, gallery)
     points = max(30, min(200, budget.curve_points // max(runs, 1)))
     return {
         "name": run.name,
         "folder": str(run.path),
-        "settings": settings_in_words(run),
+        "settings": describe_settings(run),
         "method": run.method or "?",
         "objective": str(run.config.get("objective", "?")),
         "state": run.state,
-        "progress": progress_in_words(run),
+        "progress": describe_progress(run),
         "message": str(run.status.get("message") or ""),
         "notes": notes,
         "curves": {name: curve._asdict() for name, curve in follow(run, points).items()},
         "strip": strip_of(run, opened.data, budget.strips // max(runs, 1), notes),
-        "detections": [each._asdict() for each in found_by_detectors(run, budget.detections // max(runs, 1), notes)],
+        "detections": [each._asdict() for each in detection_strips(run, budget.detections // max(runs, 1), notes)],
         "set": key,
-        "map": None if found is None else pack_map(found),
-        "answers": None if key is None or found is None else answers_of(found, gallery.sets[key]),
+        "map": None if embedding is None else pack_map(embedding),
+        "confusions": None if key is None or embedding is None else confusions_of(embedding, gallery.sets[key]),
         "cost": cost_of(run),
         "command": command(run.config),
         "versions": {name: version for name, version in (run.environment.get("versions") or {}).items() if version},
     }
 
 
-def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embedding | None]:
+def place(run: ReportRun, opened: Opened, gallery: Gallery) -> tuple[str | None, Embedding | None]:
     """The images that a run is shown with and where it puts them, as far as there are images and an encoder."""
     showing, notes = gallery.showing, opened.notes
     if opened.source is None:
         return None, None
     try:
-        key = gallery.add(opened.source, opened.words)
+        key = gallery.add(opened.source, opened.description)
     except Exception as error:  # as above
         notes.append(f"Its images cannot be shown: {one_line(error)}")
         return None, None
@@ -221,36 +221,36 @@ def place(run: Run, opened: Opened, gallery: Gallery) -> tuple[str | None, Embed
         return key, None
     try:
         source = gallery.sets[key].source
-        subject = encoders.load(str(run.encoder), natural_size=32, trust_remote_code=showing.trust_remote_code)
-        found = embed(subject, source, showing.work)
+        encoder = encoders.load(str(run.encoder), natural_size=32, trust_remote_code=showing.trust_remote_code)
+        embedding = embed(encoder, source, showing.work)
     except Exception as error:  # as above
         notes.append(f"Its encoder cannot be shown: {one_line(error)}")
         return key, None
-    model = gallery.models.setdefault(key, found)
-    return key, found if model is found else aligned(found, model.places)
+    model = gallery.models.setdefault(key, embedding)
+    return key, embedding if model is embedding else aligned(embedding, model.places)
 
 
-def answers_of(found: Embedding, shown: Shown) -> dict[str, Any] | None:
-    """Right answers of the neighbors, and the worst confusions."""
-    answers = None if shown.labels is None else confuse(found.neighbors, shown.labels)
-    if answers is None:
+def confusions_of(embedding: Embedding, image_set: ImageSet) -> dict[str, Any] | None:
+    """The accuracy of the neighbors, and the worst confusions."""
+    confusions = None if image_set.labels is None else confuse(embedding.neighbors, image_set.labels)
+    if confusions is None:
         return None
-    return answers._asdict() | {"worst": [each._asdict() for each in answers.worst]}
+    return confusions._asdict() | {"worst": [each._asdict() for each in confusions.worst]}
 
 
-def strip_of(run: Run, data: Data | None, budget: int, notes: list[str]) -> dict[str, Any] | None:
-    """The picture of what the run saw."""
+def strip_of(run: ReportRun, data: Data | None, budget: int, notes: list[str]) -> dict[str, Any] | None:
+    """The picture of the training views."""
     originals: Sequence[Any] = ()
     if data is not None:
         try:
             originals = original_images(run, data, COLUMNS)
-        except Exception:  # as above; what is wrong with the images is said where they are shown
+        except Exception:  # as above; what is wrong with the images is noted where they are shown
             originals = ()
     strip = make_strip(run, originals, budget, notes)
     return None if strip is None else strip._asdict()
 
 
-def settings_in_words(run: Run) -> list[list[str]]:
+def describe_settings(run: ReportRun) -> list[list[str]]:
     """What was trained on what: (name, value) pairs."""
     config, mixing = run.config, run.config.get("mixing") or {}
     pairs = {
@@ -270,7 +270,7 @@ def settings_in_words(run: Run) -> list[list[str]]:
     return [[name, str(value)] for name, value in pairs.items() if value is not None]
 
 
-def progress_in_words(run: Run) -> str:
+def describe_progress(run: ReportRun) -> str:
     """How far it is."""
     epoch, of = run.status.get("epoch"), run.config.get("epochs")
     if epoch is None:
@@ -278,7 +278,7 @@ def progress_in_words(run: Run) -> str:
     return f"epoch {epoch:g} of {of}, step {run.status.get('step', 0)}" if of else f"epoch {epoch:g}"
 
 
-def cost_of(run: Run) -> dict[str, Any]:
+def cost_of(run: ReportRun) -> dict[str, Any]:
     """What it took, as far as its folder says."""
     seconds, step, batch = run.seconds, run.status.get("step"), run.config.get("batch_size")
     devices = run.environment.get("devices") or []
@@ -294,18 +294,18 @@ def cost_of(run: Run) -> dict[str, Any]:
     }
 
 
-def pack_map(found: Embedding) -> dict[str, Any]:
+def pack_map(embedding: Embedding) -> dict[str, Any]:
     """An embedding in as few bytes as show it."""
-    count = len(found.places)
-    near = found.neighbors.position[:, :NEIGHBORS].numpy()
+    count = len(embedding.places)
+    near = embedding.neighbors.position[:, :NEIGHBORS].numpy()
     return {
-        "places": pack(to_grid(found.places), np.uint16),
+        "places": pack(to_grid(embedding.places), np.uint16),
         "near": pack(near, np.uint16),
         "near_count": near.shape[1] if count > 1 else 0,
-        "mixed": pack(to_grid(found.mixed_places), np.uint16),
-        "parents": pack(np.clip(127.5 + 127.5 * found.parents, 0, 255).round(), np.uint8),
-        "clusters": pack(found.clusters, np.uint8),
-        "groups": int(found.clusters.max()) + 1,
+        "mixed": pack(to_grid(embedding.mixed_places), np.uint16),
+        "parents": pack(np.clip(127.5 + 127.5 * embedding.parents, 0, 255).round(), np.uint8),
+        "clusters": pack(embedding.clusters, np.uint8),
+        "groups": int(embedding.clusters.max()) + 1,
     }
 
 

@@ -3,9 +3,9 @@
 import math
 from typing import Any, NamedTuple
 
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 
-FOLLOWED = (
+CURVE_METRICS = (
     "loss",
     "knn",
     "std",
@@ -34,14 +34,14 @@ def steps_per_epoch(records: list[dict[str, Any]]) -> float | None:
     return None
 
 
-def follow(run: Run, points: int) -> dict[str, Curve]:
-    """The curves of a run, each of at most so many points; a metric that was never finite has none."""
+def follow(run: ReportRun, points: int) -> dict[str, Curve]:
+    """The curves of a run, each of at most `points` points; a metric that was never finite has none."""
     each = steps_per_epoch(run.metrics)
     curves = {}
-    for name in FOLLOWED:
-        found = [(record["step"], record[name]) for record in run.metrics if is_number(record.get(name))]
-        if found and each:
-            thin = thin_out([(step / each, float(value)) for step, value in found], points)
+    for name in CURVE_METRICS:
+        recorded = [(record["step"], record[name]) for record in run.metrics if is_number(record.get(name))]
+        if recorded and each:
+            thin = thin_out([(step / each, float(value)) for step, value in recorded], points)
             curves[name] = Curve([rounded(x) for x, _ in thin], [rounded(y) for _, y in thin])
     return curves
 

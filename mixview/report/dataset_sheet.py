@@ -24,12 +24,12 @@ def source_rows(
     the images themselves are mixed.
     """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    reader = ImageDataset(source, Decoder("RGB" if is_encoded(source, int(order[0])) else "stored"))
-    readings = [reader[index] for index in order[:count].tolist()]
-    pictures = [to_rgb(reading.pixels) for reading in readings]
-    objects = [source.objects(reading.index) for reading in readings]
+    dataset = ImageDataset(source, Decoder("RGB" if is_encoded(source, int(order[0])) else "stored"))
+    samples = [dataset[index] for index in order[:count].tolist()]
+    pictures = [to_rgb(sample.pixels) for sample in samples]
+    objects = [source.objects(sample.index) for sample in samples]
     marked = [draw_objects(picture, each) for picture, each in zip(pictures, objects, strict=True)]
-    captions = [f"{number + 1}: {caption(source, reading.index)}" for number, reading in enumerate(readings)]
+    captions = [f"{number + 1}: {caption(source, sample.index)}" for number, sample in enumerate(samples)]
     rows = [Row(f"{source.kind}: {len(source):,} images", marked, captions)]
     if augment is None:
         square = np.stack([np.array(crop(picture, tile)) for picture in pictures])
@@ -37,9 +37,7 @@ def source_rows(
     else:
         policy = tuple(replace(view, normalize=None) for view in load_policy(augment))
         images = [torch.from_numpy(picture).permute(2, 0, 1) for picture in pictures]
-        made = [
-            make_views(image, seed, 0, reading.index, policy) for image, reading in zip(images, readings, strict=True)
-        ]
+        made = [make_views(image, seed, 0, sample.index, policy) for image, sample in zip(images, samples, strict=True)]
         for number, each in enumerate(zip(*made, strict=True)):
             batch = torch.stack(each)
             rows.append(Row(f"{augment}, view {number + 1}", to_pictures(batch), [""] * len(each)))

@@ -26,7 +26,7 @@ class Recipe(NamedTuple):
 
     mixer: MixerName = "cutmix"
     lam: float | None = 0.5
-    """The share of the first image that is asked for; None draws it, as training does with alpha 1."""
+    """The share of the first image that is requested; None draws it, as training does with alpha 1."""
     seed: int = 0
 
 
@@ -65,10 +65,10 @@ class Mixtures(Source):
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def read(self, index: int) -> Pixels:
-        pair = torch.stack([self.shown(each) for each in (index, self.partner(index))])
+        pair = torch.stack([self.input_of(each) for each in (index, self.partner(index))])
         return to_pictures(self.draw(index, pair)(pair)[:1])[0]
 
-    def shown(self, index: int) -> Tensor:
+    def input_of(self, index: int) -> Tensor:
         """[C, size, size] an image as an encoder is shown it, in [0, 1]."""
         return self.crop(to_tensor(self.decoder(self.source.read(index), self.source.name(index))))
 
@@ -79,16 +79,16 @@ class Mixtures(Source):
         return make(lam_per="image").draw(pair, generators, lam=self.recipe.lam)
 
     def boxes(self) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-        """[N, 4] CutMix's boxes (top, bottom, left, right) in 255ths of the side, for whoever draws them again."""
-        blank, found = torch.zeros(2, 1, self.size, self.size), []
+        """[N, 4] CutMix's boxes (top, bottom, left, right) in 255ths of the side, to draw them again."""
+        blank, boxes = torch.zeros(2, 1, self.size, self.size), []
         for index in range(len(self)):
             pixels = self.draw(index, blank).pixels
             assert isinstance(pixels, Paste)
-            found.append(pixels.box[0])
-        return (torch.stack(found).double() * 255 / self.size).round().to(torch.uint8).numpy()
+            boxes.append(pixels.box[0])
+        return (torch.stack(boxes).double() * 255 / self.size).round().to(torch.uint8).numpy()
 
     def share(self, index: int) -> float:
-        """How much of the mixture is image i: what was asked for, less what the border of the image cut off."""
+        """How much of the mixture is image i: what was requested, minus what the border of the image cut off."""
         return float(self.draw(index, torch.zeros(2, 1, self.size, self.size)).lam[0])
 
 
@@ -99,7 +99,7 @@ class Augmented(Source):
     Args:
         source: the images.
         policy: as in training, without normalization; views are its first ones.
-        times: views an image.
+        times: views per image.
         decoder: how images are decoded.
         seed: of the views.
     """

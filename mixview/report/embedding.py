@@ -68,13 +68,13 @@ class Work(NamedTuple):
     workers: int | None = None
 
 
-def embed(subject: LoadedEncoder, source: Source, work: Work) -> Embedding:
+def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
     """All of it for the images of a source."""
-    made = features_of(subject, source, work)
+    made = features_of(encoder, source, work)
     features = l2_normalize(made["avgpool"])
     check_features(features, features)
-    mixtures = Mixtures(source, subject.size, decoder_of(subject), MIXED)
-    mixed = l2_normalize(features_of(subject, mixtures, work)["avgpool"])
+    mixtures = Mixtures(source, encoder.size, decoder_of(encoder), MIXED)
+    mixed = l2_normalize(features_of(encoder, mixtures, work)["avgpool"])
     places = kept_map(made, features)
     partner = torch.arange(len(features)).flip(0)
     parents = torch.stack([(mixed * features).sum(1), (mixed * features[partner]).sum(1)], 1)
@@ -85,20 +85,20 @@ def embed(subject: LoadedEncoder, source: Source, work: Work) -> Embedding:
         cluster(features),
         place_between(mixed, features, places),
         parents.numpy(),
-        subject.size,
-        decoder_of(subject),
+        encoder.size,
+        decoder_of(encoder),
     )
 
 
-def decoder_of(subject: LoadedEncoder) -> Decoder:
+def decoder_of(encoder: LoadedEncoder) -> Decoder:
     """How images are decoded for an encoder."""
-    return decoder_for(subject.channels)
+    return decoder_for(encoder.channels)
 
 
-def features_of(subject: LoadedEncoder, source: Source, work: Work) -> Features:
+def features_of(encoder: LoadedEncoder, source: Source, work: Work) -> Features:
     """The features of all images of a source."""
     made = extract(
-        subject, source, CenterCrop(subject.size, subject.normalize), device=work.device, workers=work.workers
+        encoder, source, CenterCrop(encoder.size, encoder.normalize), device=work.device, workers=work.workers
     )
     if len(made.indices) < len(source):
         raise ValueError(f"{len(source) - len(made.indices)} of its images cannot be read")
@@ -147,12 +147,12 @@ def spread(places: npt.NDArray[np.floating], of: npt.NDArray[np.floating] | None
 
 
 def others(features: Tensor, k: int) -> Neighbors:
-    """The nearest of the other images to each image; nobody is his own neighbor."""
+    """The nearest of the other images to each image; no image is its own neighbor."""
     k = min(k, len(features) - 1)
-    found = nearest(features, features, k=k + 1)
-    own = found.position == torch.arange(len(features)).unsqueeze(1)
+    neighbors = nearest(features, features, k=k + 1)
+    own = neighbors.position == torch.arange(len(features)).unsqueeze(1)
     own[:, -1] |= ~own.any(1)  # of many equal images an image may not be among its own nearest: the last goes
-    cosine, position = (each[~own].view(len(features), k) for each in found)
+    cosine, position = (each[~own].view(len(features), k) for each in neighbors)
     return Neighbors(cosine, position)
 
 
@@ -163,11 +163,11 @@ def cluster(features: Tensor) -> npt.NDArray[np.int64]:
     distinct = len(torch.unique(features, dim=0))
     if distinct < count:
         model.set_params(n_clusters=distinct)
-    found: npt.NDArray[np.int64] = model.fit_predict(features.numpy()).astype(np.int64)
-    order = np.argsort(-np.bincount(found), kind="stable")
+    labels: npt.NDArray[np.int64] = model.fit_predict(features.numpy()).astype(np.int64)
+    order = np.argsort(-np.bincount(labels), kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return rank[found]
+    return rank[labels]
 
 
 def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) -> Array:

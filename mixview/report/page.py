@@ -37,10 +37,10 @@ def report(
     Args:
         runs: their folders; also such that hold results only (--out of mixview evaluate).
         out: the page to write; again for a run that is still going.
-        images: that are shown of each data set, at most; fewer where runs are so many that the page would be heavy.
+        images: number of images per dataset, at most; fewer if the page would become too large.
         data: images to show instead of those that each run held out: a path or a name, see `mixview data list`.
-        split: which part of them.
-        title: of the page.
+        split: part of these images.
+        title: title of the page.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images; by default the cores, less one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
@@ -49,7 +49,7 @@ def report(
     if images < 2:
         raise ValueError(f"images must be at least 2, for neighbors to be shown, got {images}")
     if images > 65_535:
-        raise ValueError(f"a page holds at most 65,535 images a data set, got {images}")
+        raise ValueError(f"a page holds at most 65,535 images per dataset, got {images}")
     content = assemble(gather(runs), Showing(images, data, split, trust_remote_code, fetch, Work(device, workers)))
     page = render(content, title)
     out.parent.mkdir(parents=True, exist_ok=True)

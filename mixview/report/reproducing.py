@@ -12,12 +12,12 @@ from mixview.train.config import PretrainConfig, to_plain
 
 def command(config: dict[str, Any]) -> str:
     """`mixview pretrain …` with every setting that is not the default."""
-    whole = {"data_options"}  # of the source's own names, and so one option
+    single_options = {"data_options"}  # of the source's own names, and so one option
     defaults = plain(to_plain(PretrainConfig()), "defaults")
     defaults.pop("method")  # all of its options are given: the defaults of another method are in code that is not ours
     usual = flatten(defaults)
-    given = {name: value for name, value in config.items() if name in whole and value}
-    given |= flatten({name: value for name, value in config.items() if name not in whole})
+    given = {name: value for name, value in config.items() if name in single_options and value}
+    given |= flatten({name: value for name, value in config.items() if name not in single_options})
     first = [name for name in ("data", "data_options", "method.name", "objective", "backbone") if name in given]
     options = ["mixview", "pretrain"]
     for name in dict.fromkeys([*first, *given]):

@@ -26,7 +26,7 @@ from mixview.io.run_folders import is_run
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportRun:
     """One run, as far as its folder can be read."""
 
     name: str
@@ -39,7 +39,7 @@ class Run:
     metrics: list[dict[str, Any]]
     results: list[Result]
     notes: tuple[str, ...] = ()
-    """What could not be read, in sentences for whoever looks at the report."""
+    """What could not be read, as sentences for the report."""
 
     @property
     def method(self) -> str | None:
@@ -64,7 +64,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """From its start to its last sign of life; None of one that was resumed, for nobody counted the pauses."""
+        """From its start to its last update; None for one that was resumed, because the pauses were not counted."""
         if self.environment.get("resumed"):
             return None
         try:
@@ -78,14 +78,14 @@ class Run:
 class Gathered:
     """All that a report is made of."""
 
-    runs: list[Run]
+    runs: list[ReportRun]
     others: list[Result]
     """Results in folders without a run: raw pixels, random encoders, other people's weights."""
     notes: tuple[str, ...]
 
 
 def gather(folders: Sequence[str | Path]) -> Gathered:
-    """Read folders: those of runs, and those that hold results only. What is neither is left out, and said."""
+    """Read folders: those of runs, and those that hold results only. What is neither is left out, with a note."""
     paths = list(dict.fromkeys(Path(folder) for folder in folders))
     missing = [path for path in paths if not path.exists()]
     if missing:
@@ -101,16 +101,16 @@ def gather(folders: Sequence[str | Path]) -> Gathered:
             "mixview pretrain, such as runs/first"
         )
     notes = [f"{path} is no run and was left out." for path in paths if path not in runs and path not in others]
-    found: list[Result] = []
+    other_results: list[Result] = []
     for path in others:
-        read, trouble = results.read_valid(path)
-        found += read
-        notes += trouble
+        valid, problems = results.read_valid(path)
+        other_results += valid
+        notes += problems
     names = short_names(runs)
-    return Gathered([read_run(path, name) for path, name in zip(runs, names, strict=True)], found, tuple(notes))
+    return Gathered([read_run(path, name) for path, name in zip(runs, names, strict=True)], other_results, tuple(notes))
 
 
-def read_run(path: Path, name: str | None = None) -> Run:
+def read_run(path: Path, name: str | None = None) -> ReportRun:
     """The run in a folder; what cannot be read is empty, and noted."""
     notes: list[str] = []
 
@@ -124,9 +124,11 @@ def read_run(path: Path, name: str | None = None) -> Run:
     config, data = read("config.yaml", Config), read("data.json", Data)
     environment, status = read("environment.json", Environment), read("status.json", Status)
     metrics, lines = read_curves(path / "metrics.jsonl")
-    judged, trouble = results.read_valid(path)
-    notes += [*lines, *trouble]
-    return Run(name or path.resolve().name, path, config, data, environment, status, metrics, judged, tuple(notes))
+    evaluations, problems = results.read_valid(path)
+    notes += [*lines, *problems]
+    return ReportRun(
+        name or path.resolve().name, path, config, data, environment, status, metrics, evaluations, tuple(notes)
+    )
 
 
 def read_curves(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -138,8 +140,8 @@ def read_curves(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     except RecordError as error:
         return [], [f"Its {path.name} was left out: {error.reason}."]
     count = "1 line" if len(damaged) == 1 else f"{len(damaged)} lines"
-    told = [f"{count} of its {path.name} left out, line {damaged[0]} first: damaged."] if damaged else []
-    return [record for _, record in good], told
+    messages = [f"{count} of its {path.name} left out, line {damaged[0]} first: damaged."] if damaged else []
+    return [record for _, record in good], messages
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

@@ -14,7 +14,7 @@ from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset, other_parts
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.data.sources.webdataset import is_url
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 from mixview.runs.progress_bar import bar
 from mixview.train.monitor import hold_out
 
@@ -23,14 +23,14 @@ LONGEST = 80
 
 
 @dataclass(frozen=True)
-class Shown:
+class ImageSet:
     """Images that can be read, and what is known of them."""
 
     source: Source
     """All of whose images can be read."""
     pictures: list[Pixels]
     """[H, W, 3] each."""
-    words: str
+    description: str
     """What they are: of which data, and whether a run has learned from them."""
     names: list[str]
     captions: list[str]
@@ -43,17 +43,18 @@ class Shown:
 class Data(NamedTuple):
     """What a run was trained on."""
 
-    whole: Source
-    learned: Source
-    """Less what was held out."""
-    held: Source | None
-    """Labeled images that it was asked about while it learned."""
+    source: Source
+    """All of it."""
+    train: Source
+    """Without what was held out."""
+    queries: Source | None
+    """Held-out labeled images of the online evaluation."""
 
 
-def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
+def origin(run: ReportRun, fetch: bool) -> tuple[str, dict[str, Any]]:
     """Where the settings of a run, which somebody else may have written, say that its images are, and the options.
 
-    What is on a server is refused unless the user asked to fetch it, and no file is written where they say.
+    What is on a server raises an error unless the user allows to fetch it, and no file is written where they say.
     """
     data, options = run.config.get("data"), run.config.get("data_options") or {}
     if not data:
@@ -68,30 +69,30 @@ def origin(run: Run, fetch: bool) -> tuple[str, dict[str, Any]]:
     return data, {name: value for name, value in options.items() if name != "cache"}
 
 
-def open_data(run: Run, fetch: bool = False) -> Data:
+def open_data(run: ReportRun, fetch: bool = False) -> Data:
     """The data of a run, parted as the run did."""
     data, options = origin(run, fetch)
-    whole = open_dataset(data, run.config.get("split"), **options)
+    source = open_dataset(data, run.config.get("split"), **options)
     share, seed = (run.config.get("monitor") or {}).get("hold_out"), run.config.get("seed") or 0
     validation, part = run.config.get("validation"), run.config.get("validation_split")
-    learned, held, _ = hold_out(whole, data, options, validation, 0.1 if share is None else share, seed, part)
-    return Data(whole, learned, None if held is None else held.queries)
+    train, held, _ = hold_out(source, data, options, validation, 0.1 if share is None else share, seed, part)
+    return Data(source, train, None if held is None else held.queries)
 
 
-def held_out(run: Run, data: Data, fetch: bool = False) -> tuple[Source, str]:
-    """The images that a run did not learn from, or all of them where none was held out; and what they are, in words."""
+def held_out(run: ReportRun, data: Data, fetch: bool = False) -> tuple[Source, str]:
+    """The images that a run did not learn from, or all of them where none was held out; and a description of them."""
     name, options = origin(run, fetch)
-    if data.held is not None:
-        return data.held, f"{name}: images that were not learned from"
-    for part, other in other_parts(name, data.whole, ("val", "test"), **options):
+    if data.queries is not None:
+        return data.queries, f"{name}: images that were not learned from"
+    for part, other in other_parts(name, data.source, ("val", "test"), **options):
         return other, f"{name}, {part} part: images that were not learned from"
-    return data.learned, f"{name}: the images that were learned from, for none were held out"
+    return data.train, f"{name}: the images that were learned from, for none were held out"
 
 
-def changed_data(run: Run, data: Data) -> str | None:
+def changed_data(run: ReportRun, data: Data) -> str | None:
     """A sentence where the data is not what the run was trained on any more."""
     recorded = run.data.get("fingerprint")
-    changed = isinstance(recorded, str) and explain_change(recorded, data.whole.fingerprint()) is not None
+    changed = isinstance(recorded, str) and explain_change(recorded, data.source.fingerprint()) is not None
     return (
         "Its data is not the same any more as when it was trained: what is shown here is of today's."
         if changed
@@ -99,8 +100,8 @@ def changed_data(run: Run, data: Data) -> str | None:
     )
 
 
-def read_images(source: Source, words: str, count: int) -> Shown:
-    """At most so many images of a source, evenly chosen; bad ones are left out."""
+def read_images(source: Source, description: str, count: int) -> ImageSet:
+    """At most `count` images of a source, evenly chosen; bad ones are left out."""
     chosen = take_evenly(source, count)
     pictures, good = [], []
     with bar("reading images", len(chosen)) as advance:
@@ -114,13 +115,13 @@ def read_images(source: Source, words: str, count: int) -> Shown:
                 good.append(index)
             advance(1)
     if not good:
-        raise SourceError(f"none of the images of {words} can be read")
+        raise SourceError(f"none of the images of {description} can be read")
     kept = chosen if len(good) == len(chosen) else Subset(chosen, np.array(good))
     labels, classes = single_labels(kept)
-    return Shown(
+    return ImageSet(
         kept,
         pictures,
-        words,
+        description,
         [shorten(kept.name(index)) for index in range(len(kept))],
         [shorten(caption(kept, index)) for index in range(len(kept))],
         labels,
@@ -146,9 +147,9 @@ def shorten(name: str) -> str:
     return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
 
 
-def original_images(run: Run, data: Data, count: int) -> list[Pixels]:
+def original_images(run: ReportRun, data: Data, count: int) -> list[Pixels]:
     """The images whose views the picture of a run shows (see `Monitor`), as they are before they are augmented."""
-    source = data.learned
+    source = data.train
     indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
-    reader = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3)))
-    return [to_rgb(reader[index].pixels) for index in indices]
+    dataset = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3)))
+    return [to_rgb(dataset[index].pixels) for index in indices]

@@ -15,7 +15,7 @@ from mixview.data.sources.base import Pixels
 SIDES = (96, 80, 64, 48, 40, 32, 24, 16)
 """Sides of a tile, tried in this order until the sheets are light enough."""
 PER_SHEET = 1024
-"""Tiles a sheet: larger pictures are more than some phones take."""
+"""Tiles per sheet: larger pictures are more than some phones take."""
 QUALITY = 82
 
 

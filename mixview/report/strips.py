@@ -1,4 +1,4 @@
-"""What a run saw: its images, and below them the views and the mixtures of `views.png`; and what detectors found."""
+"""Training views of a run: its images, and below them the views and mixtures of `views.png`; and its detections."""
 
 import io
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from PIL import Image
 from mixview.data.contact_sheet import crop
 from mixview.data.sources.base import Pixels
 from mixview.io.records import RecordError, read_bytes
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 from mixview.report.sprites import as_address, encode_jpeg
 
 COLUMNS = 8
@@ -30,7 +30,7 @@ class Strip(NamedTuple):
     rows: list[str]
 
 
-def geometry(run: Run, picture: Image.Image) -> tuple[float, float, int]:
+def geometry(run: ReportRun, picture: Image.Image) -> tuple[float, float, int]:
     """The side of an image in `views.png`, the gap between two, and the number of rows."""
     size = run.config.get("size") or 224
     pad = max(1, size // 16)
@@ -59,7 +59,7 @@ def read_picture(path: Path) -> Image.Image:
         raise RecordError(path, f"it is no picture ({type(error).__name__})") from None
 
 
-def show_picture(run: Run, path: Path, notes: list[str] | None) -> Image.Image | None:
+def show_picture(run: ReportRun, path: Path, notes: list[str] | None) -> Image.Image | None:
     """A picture of a run; None, and a note on why, where it cannot be shown."""
     try:
         return read_picture(path)
@@ -69,7 +69,9 @@ def show_picture(run: Run, path: Path, notes: list[str] | None) -> Image.Image |
         return None
 
 
-def make_strip(run: Run, originals: Sequence[Pixels], budget: int, notes: list[str] | None = None) -> Strip | None:
+def make_strip(
+    run: ReportRun, originals: Sequence[Pixels], budget: int, notes: list[str] | None = None
+) -> Strip | None:
     """The picture of a run with its images above, at most `budget` bytes; None where the run has drawn none."""
     path = run.path / "views.png"
     picture = show_picture(run, path, notes) if path.exists() else None
@@ -79,28 +81,28 @@ def make_strip(run: Run, originals: Sequence[Pixels], budget: int, notes: list[s
     names = name_rows(run.config, count)
     if originals and tile >= 1:
         top = round(tile + gap)
-        whole = Image.new("RGB", (picture.width, picture.height + top), "white")
-        whole.paste(picture, (0, top))
+        joined = Image.new("RGB", (picture.width, picture.height + top), "white")
+        joined.paste(picture, (0, top))
         for number, original in enumerate(originals[:COLUMNS]):
-            whole.paste(crop(original, round(tile)), (round(gap + number * (tile + gap)), round(gap)))
-        picture, names = whole, ["images", *names]
+            joined.paste(crop(original, round(tile)), (round(gap + number * (tile + gap)), round(gap)))
+        picture, names = joined, ["images", *names]
     return Strip(*shrink(picture, budget), names)
 
 
-def found_by_detectors(run: Run, budget: int, notes: list[str] | None = None) -> list[Strip]:
-    """What the detectors of a run found: the picture of the first trial of each protocol and data set."""
+def detection_strips(run: ReportRun, budget: int, notes: list[str] | None = None) -> list[Strip]:
+    """What the detectors of a run found: the picture of the first trial of each protocol and dataset."""
     pictures = sorted(run.path.glob("detection/*/detections.png"), reverse=True)
     trials = {path.parent.name.rpartition("-seed-")[0]: path for path in pictures}
-    shown = []
+    strips = []
     for name, path in sorted(trials.items()):
         if (picture := show_picture(run, path, notes)) is None:
             continue
-        shown.append(Strip(*shrink(picture, budget // len(trials)), [name]))
-    return shown
+        strips.append(Strip(*shrink(picture, budget // len(trials)), [name]))
+    return strips
 
 
 def shrink(picture: Image.Image, budget: int) -> tuple[str, int, int]:
-    """A picture as an address, its width and height: as large as fits into so many bytes."""
+    """A picture as an address, its width and height: as large as fits into the budget."""
     for width in WIDTHS:
         small = picture
         if picture.width > width:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from mixview.evaluate import paper
 from mixview.evaluate.base import protocols
 from mixview.evaluate.results import Result, Row, encoder_key, format_metric, method_label, name_encoders, summarize
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 
 
 class Column(NamedTuple):
-    """One figure: a metric of a protocol on some data."""
+    """A metric of a protocol on some data."""
 
     protocol: str
     metric: str
@@ -49,7 +49,7 @@ class Evaluations(NamedTuple):
     warnings: list[str]
 
 
-def tabulate(runs: Iterable[Run], others: list[Result]) -> Evaluations:
+def tabulate(runs: Iterable[ReportRun], others: list[Result]) -> Evaluations:
     """The table of all results of runs, and of encoders without a run."""
     runs = list(runs)
     results = [result for run in runs for result in run.results] + others
@@ -59,7 +59,7 @@ def tabulate(runs: Iterable[Run], others: list[Result]) -> Evaluations:
         parts[encoder_key(row.example)].append(row)
     columns = find_columns(row for part in parts.values() for row in part)
     keys = list(columns)
-    best = best_figures((key_of(row), row.mean) for part in parts.values() for row in part)
+    best = best_values((key_of(row), row.mean) for part in parts.values() for row in part)
     lines = []
     for encoder, part in parts.items():
         cells: list[Cell | None] = [None] * len(keys)
@@ -74,7 +74,7 @@ def tabulate(runs: Iterable[Run], others: list[Result]) -> Evaluations:
     return Evaluations(list(columns.values()), lines, notes, warnings)
 
 
-def name_lines(runs: list[Run], others: list[Result]) -> tuple[dict[str, str], dict[str, list[str]]]:
+def name_lines(runs: list[ReportRun], others: list[Result]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """By `encoder_key`: the name of each line, and the runs that are in it.
 
     A line is named after its run or encoder; one of several after method and objective, and what tells it from others.
@@ -103,7 +103,7 @@ def name_lines(runs: list[Run], others: list[Result]) -> tuple[dict[str, str], d
 
 
 def key_of(row: Row) -> str:
-    """What figures of one column have in common."""
+    """What values of one column have in common."""
     return json.dumps([row.protocol, row.metric, row.example.settings, row.example.data], sort_keys=True)
 
 
@@ -118,10 +118,10 @@ def find_columns(rows: Iterable[Row]) -> dict[str, Column]:
     return columns
 
 
-def best_figures(figures: Iterable[tuple[str, float]]) -> dict[str, float]:
+def best_values(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     """The best of each column that has something to compare."""
-    found: dict[str, list[float]] = {}
-    for key, mean in figures:
+    means_by_column: dict[str, list[float]] = {}
+    for key, mean in values:
         if math.isfinite(mean):
-            found.setdefault(key, []).append(mean)
-    return {key: max(means) for key, means in found.items() if len(means) > 1}
+            means_by_column.setdefault(key, []).append(mean)
+    return {key: max(means) for key, means in means_by_column.items() if len(means) > 1}

@@ -43,7 +43,7 @@ def labeled(label: str) -> dict[str, Any]:
 def save(study: grid.Study, out: Path, **changes: Any) -> Path:
     folder = out / study.name
     folder.mkdir(parents=True)
-    (folder / "study.yaml").write_text(yaml.safe_dump(study.text, allow_unicode=True), encoding="utf-8")
+    (folder / "study.yaml").write_text(yaml.safe_dump(study.definition, allow_unicode=True), encoding="utf-8")
     path = results.path_of(study.name, out)
     for run in study.runs:
         results.append(replace(invented(run, 50.0), **changes), path)
@@ -84,7 +84,7 @@ def test_any_label_is_run_and_gone_on_with(label: str, tmp_path: Path, capfd: py
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_labels_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
+def test_similar_labels_have_files_of_their_own(tmp_path: Path) -> None:
     assert len({slug("日本"), slug("中国"), slug("a%"), slug("a["), slug("a")}) == 5
     assert "/" not in slug("../../x")
     assert len(slug("x" * 1000)) < 200
@@ -95,7 +95,7 @@ def test_labels_that_look_alike_have_files_of_their_own(tmp_path: Path) -> None:
     assert len(drawn) == 6
 
 
-def test_labels_of_several_lines_are_refused() -> None:
+def test_labels_of_several_lines_raise_an_error() -> None:
     for label in ("a\nb", "\x1b[2J", "x" * 200):
         with pytest.raises(ValueError, match=r"the label .* has control characters, or more than 100 characters"):
             grid.expand("trial", trial(data={label: {"data": "scenes"}}))
@@ -119,8 +119,8 @@ def test_texts_embed_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert '<a href="file' not in page
     assert "<script" not in page
     assert page.count("<section") == 1
-    told = capsys.readouterr().out
-    assert told == printable(told, keep="\n")
+    printed = capsys.readouterr().out
+    assert printed == printable(printed, keep="\n")
 
 
 def test_a_page_embeds_only_pictures_below_it(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ def test_a_damaged_study_does_not_cost_the_others(
     save(grid.expand("other", trial(seeds=[0], match_compute=False)), out)
     WHOLE[damage](out / "trial" / "study.yaml")
     command.show(out)
-    told = capsys.readouterr()
-    assert "## other" in told.out
+    printed = capsys.readouterr()
+    assert "## other" in printed.out
     if damage not in ("missing", "no permission"):
-        assert "study.yaml cannot be shown" in told.err
+        assert "study.yaml cannot be shown" in printed.err
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -1,6 +1,7 @@
 import json
 import multiprocessing
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from tests.experiments.trials import invented, trial
 ROOT = Path(__file__).parents[2]
 
 
-def saved(out: Path) -> tuple[grid.Run, results.RunResult]:
+def saved(out: Path) -> tuple[grid.StudyRun, results.RunResult]:
     run = grid.expand("trial", trial()).runs[0]
     result = invented(run, 50.0)
     results.append(result, results.path_of("trial", out))
     return run, result
 
 
-def fits(result: results.RunResult, run: grid.Run) -> bool:
+def fits(result: results.RunResult, run: grid.StudyRun) -> bool:
     return results.match_one(run, {"trial": [result]}) is not None
 
 
@@ -173,13 +174,13 @@ def test_results_outlive_renamed_settings() -> None:
 
 
 def test_old_names_and_values_are_translated() -> None:
-    settings = renames.translate(OLD["relatives"], 1)["settings"]
+    settings = renames.translate(OLD["related"], 1)["settings"]
     assert settings["mixing.lam_per"] == "batch"
     assert settings["mixing.mixer"] == "random_choice"
     assert settings["mixing.lam_at_least_half"] is False
     assert settings["mixing.prob"] == 1.0
     assert settings["batch_size"] == 64
-    assert settings["monitor.eval_every"] == OLD["relatives"]["settings"]["watch.look_every"]
+    assert settings["monitor.eval_every"] == OLD["related"]["settings"]["watch.look_every"]
     assert settings["monitor.keep"] == 1
     assert not any(name.startswith("watch.") for name in settings)
     record = renames.translate(OLD["paper-small"], 1)
@@ -187,6 +188,23 @@ def test_old_names_and_values_are_translated() -> None:
     assert record["evaluated"]["SVM"]["resize"] == "squash"
     assert record["evaluation_seconds"] == OLD["paper-small"]["judging_seconds"]
     assert renames.translate(record, renames.FORMAT) == record  # of the newest format: not touched
+
+
+def test_old_descriptions_are_reworded() -> None:
+    old, record = OLD["paper-small"], renames.translate(OLD["paper-small"], 1)
+    assert "centre crop" in old["protocols"]["k-NN 20"]
+    assert "a center crop of 16 pixels" in record["descriptions"]["k-NN 20"]
+    assert (
+        "one linear SVM per class (squared hinge, L2, intercept regularized) on L2-normalized"
+        in (record["descriptions"]["SVM"])
+    )
+    for column, description in record["descriptions"].items():
+        assert numbers(description) == numbers(old["protocols"][column])
+    assert renames.RENAMES[1].reword(None) is None  # what is no text is left to the check of the record
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"[0-9.]+", text)
 
 
 def test_names_of_groups_and_protocols_are_translated() -> None:

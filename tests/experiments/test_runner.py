@@ -29,7 +29,7 @@ def write(path: Path, text: dict[str, object]) -> str:
     return str(path)
 
 
-def test_a_study_is_killed_goes_on_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_is_killed_resumes_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watch = {"estimate": False, "tensorboard": False, "eval_every": 20, "images": 40, "checkpoint_every": 4}
     grids = [{"objectives": ["SIM"]}, {"methods": [""], "objectives": ["random"]}]
     text = trial(settings={"epochs": 60, "monitor": watch}, grids=grids, seeds=[0])
@@ -85,20 +85,20 @@ def alive(process: int) -> bool:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_cell_that_fails_is_named(tmp_path: Path) -> None:
+def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
     text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [0]}])
     fails = (sys.executable, "-c", "import sys; sys.exit('ValueError: too small')")
     with pytest.raises(StudyError, match=r"1 runs of bad failed, scenes-random-s0-.*: ValueError: too small"):
         Runner(grid.expand("bad", text), tmp_path / "out", tmp_path / "runs", command=fails).run()
 
 
-def random_run(seed: int = 0, **columns: object) -> grid.Run:
+def random_run(seed: int = 0, **columns: object) -> grid.StudyRun:
     text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [seed]}], evaluate=columns)
     (run,) = grid.expand("evaluated", text).runs
     return run
 
 
-def test_a_figure_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_metric(tmp_path: Path) -> None:
     run = random_run(found={"protocol": "knn", "metric": "top-7"})
     with pytest.raises(ValueError, match="found: knn has no metric 'top-7': it has top-1"):
         processes.evaluate(run, tmp_path)
@@ -152,12 +152,12 @@ def detect(self: Detection) -> Result:
     )
 
 
-def test_a_cell_travels_between_processes_as_json() -> None:
+def test_a_run_travels_between_processes_as_json() -> None:
     for run in grid.expand("trial", trial()).runs:
         assert processes.from_json(processes.to_json(run)) == run
 
 
-def test_a_run_that_was_begun_under_other_defaults_is_not_judged(tmp_path: Path) -> None:
+def test_a_run_that_was_begun_under_other_defaults_is_not_evaluated(tmp_path: Path) -> None:
     text = trial(settings={"epochs": 1}, grids=[{"objectives": ["SIM"]}], seeds=[0])
     (run,) = grid.expand("trial", text).runs
     folder = tmp_path / "run"
@@ -174,7 +174,7 @@ def test_a_run_that_was_begun_under_other_defaults_is_not_judged(tmp_path: Path)
     assert RunDirectory.open(folder).config["zero_init"] is None
 
 
-def test_a_cell_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
+def test_a_run_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
     nobody = subprocess.Popen([sys.executable, "-c", ""])
     nobody.wait()
     description = tmp_path / "run.json"
@@ -215,5 +215,5 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
         study = write(tmp_path / "trial.yaml", trial())
         with pytest.raises(StudyError, match="another process runs this study"):
             command.run(study, out=tmp_path, runs=tmp_path / "elsewhere")
-        assert not (tmp_path / "trial" / command.TEXT).exists()
+        assert not (tmp_path / "trial" / command.STUDY_FILE).exists()
         other.communicate(b"\n")

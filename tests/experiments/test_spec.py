@@ -12,7 +12,7 @@ from mixview.experiments import spec as grid
 from tests.experiments.trials import trial
 
 
-def test_every_combination_is_a_cell_and_seeds_come_one_after_the_other() -> None:
+def test_every_combination_is_a_run_and_seeds_come_one_after_the_other() -> None:
     study = grid.expand("trial", trial())
     assert [(run.method, run.objective, run.seed) for run in study.runs] == [
         (method, objective, seed)
@@ -97,11 +97,11 @@ def test_choices_are_made_on_images_that_are_not_the_test_set() -> None:
     assert not scenes_of(chosen) & scenes_of(reported)
 
 
-def scenes_of(runs: Iterable[grid.Run]) -> set[int]:
+def scenes_of(runs: Iterable[grid.StudyRun]) -> set[int]:
     return {run.eval_data["data_options"]["seed"] for run in runs}
 
 
-def test_the_main_table_is_whole() -> None:
+def test_the_main_table_is_complete() -> None:
     study = grid.read("paper-small")
     rows = {(run.method, run.objective) for run in study.runs}
     assert {(method, objective) for method in ("SimCLR", "MoCo v2", "BYOL", "SimSiam")
@@ -223,5 +223,5 @@ def test_what_costs_more_than_its_passes_say_is_not_matched(other: dict[str, Any
 
 def test_the_documentation_has_every_study_and_its_size() -> None:
     page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
-    told = {name: int(runs) for name, runs in re.findall(r"^\| `([\w-]+)` \|.*\| (\d+) \|$", page, re.MULTILINE)}
-    assert told == {name: len(grid.read(name).runs) for name in definitions.names()}
+    sizes = {name: int(runs) for name, runs in re.findall(r"^\| `([\w-]+)` \|.*\| (\d+) \|$", page, re.MULTILINE)}
+    assert sizes == {name: len(grid.read(name).runs) for name in definitions.names()}

@@ -36,7 +36,7 @@ def test_tables_have_means_differences_and_costs() -> None:
     assert "weight decay chosen" in text
 
 
-def test_a_study_that_never_looked_has_no_rank() -> None:
+def test_a_study_without_online_evaluation_has_no_rank() -> None:
     study, found = complete()
     text = tables.render(study, {name: replace(result, collapse_metrics={}) for name, result in found.items()})
     assert "| MoCo v2 · SIM | 2 | 16 | 1.00 | 0.8 | 50.5 ± 0.7 |" in text
@@ -46,10 +46,10 @@ def test_a_study_that_never_looked_has_no_rank() -> None:
 def test_baselines_that_hardly_learn_are_named() -> None:
     study, found = complete()
     rows = tables.rows_of(study, found)
-    told = tables.above_random(rows, "SIM", "k-NN")
-    assert told == ["Above the random encoder (k-NN): MoCo v2 · SIM +20.0.", ""]
-    told = tables.above_random(rows, "SIM", "k-NN", enough=25)
-    assert "**Less than 25 points, too little for a comparison: MoCo v2 · SIM.**" in told[0]
+    printed = tables.above_random(rows, "SIM", "k-NN")
+    assert printed == ["Above the random encoder (k-NN): MoCo v2 · SIM +20.0.", ""]
+    printed = tables.above_random(rows, "SIM", "k-NN", enough=25)
+    assert "**Less than 25 points, too little for a comparison: MoCo v2 · SIM.**" in printed[0]
     assert tables.above_random(rows, None) == []
     assert tables.above_random(rows, "SIM", "linear") == []
     alone = [row for row in rows if row.objective != "random"]
@@ -104,15 +104,15 @@ def test_a_panel_has_what_is_compared_and_its_lengths() -> None:
     assert drawn(["SIM"]) == [("MoCo v2", {"SIM": [4], "longer · SIM": [8], "hotter · SIM": [4]})]
 
 
-def test_knobs_that_share_a_panel_share_their_name() -> None:
-    assert plots.together(["500 images, 2 epochs", "500 images, 4 epochs"]) == "500 images, 2 epochs / 4 epochs"
-    assert plots.together(["as first tried", "twice as long, again"]) == "as first tried; twice as long, again"
-    assert plots.together(["hotter"]) == "hotter"
+def test_variants_that_share_a_panel_share_their_name() -> None:
+    assert plots.join_variants(["500 images, 2 epochs", "500 images, 4 epochs"]) == "500 images, 2 epochs / 4 epochs"
+    assert plots.join_variants(["as first tried", "twice as long, again"]) == "as first tried; twice as long, again"
+    assert plots.join_variants(["hotter"]) == "hotter"
 
 
 def test_rows_of_a_group_stand_below_its_name() -> None:
     rows = tables.rows_of(*complete())
-    axis = plots.finals(rows, "SIM", "k-NN").axes[0]
+    axis = plots.plot_final(rows, "SIM", "k-NN").axes[0]
     assert [label.get_text() for label in axis.get_yticklabels()] == [
         "SIM (2)",
         "SIM × 1.75 (2)",
@@ -121,7 +121,7 @@ def test_rows_of_a_group_stand_below_its_name() -> None:
     ]
     assert list(axis.get_yticks()) == [1, 2, 3, 4]  # the name is on line 0
     assert [text.get_text() for text in axis.texts] == ["MoCo v2"]
-    alone = plots.finals([rows[0]], "SIM", "k-NN").axes[0]
+    alone = plots.plot_final([rows[0]], "SIM", "k-NN").axes[0]
     assert [label.get_text() for label in alone.get_yticklabels()] == ["MoCo v2 · SIM (2)"]
 
 
@@ -135,7 +135,7 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     study, found = complete()
     for run in study.runs:
         results.append(found[run.name], results.path_of(study.name, tmp_path))
-    (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(study.text))
+    (tmp_path / "trial" / "study.yaml").write_text(yaml.safe_dump(study.definition))
     written, page = write_report(tmp_path)
     text = written.read_text()
     assert "53.2 ± 0.4" in text
@@ -145,7 +145,7 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     assert shown.count('<img src="data:image/png;base64,') == 3
     assert '<a href="#trial">trial</a>' in shown
     (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "study.yaml").write_text(yaml.safe_dump(study.text))
+    (tmp_path / "again" / "study.yaml").write_text(yaml.safe_dump(study.definition))
     assert "All studies together: 8 runs, 0.1 core-hours." in write_report(tmp_path)[0].read_text()  # they share them
     assert not re.search(r'(src|href)="(?!data:|#)', shown)  # it needs no other file
     assert "![trial: accuracy at the end of training](trial/trial-scenes-final.png)" in text
@@ -157,7 +157,7 @@ def test_the_report_is_of_what_is_in_the_folder(tmp_path: Path) -> None:
     assert "(in broken/study.yaml)" in text
 
 
-def test_what_is_asked_otherwise_of_the_same_encoder_counts_twice(tmp_path: Path) -> None:
+def test_another_evaluation_of_the_same_encoder_counts_twice(tmp_path: Path) -> None:
     supervised = {"protocol": "supervised", "metric": "top-1"}
     text = trial(seeds=[0], grids=[{"methods": [""], "objectives": ["random", "supervised"]}])
     text["objectives"] |= {"supervised": {"encoder": "random", "evaluate": {"k-NN": supervised}}}
@@ -187,7 +187,7 @@ def test_objectives_of_other_lengths_are_not_called_equal() -> None:
     assert " was run for: MoCo v2 · twice as long, MoCo v2 · more images." in rest
 
 
-def test_every_way_of_measuring_is_told_with_its_rows() -> None:
+def test_every_way_of_measuring_is_listed_with_its_rows() -> None:
     study, found = complete()
     name = next(name for name in found if "random" in name)
     other = replace(found[name], descriptions={"k-NN": "trained with labels, 3 samples of seed 4."})

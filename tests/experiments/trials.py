@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from mixview.experiments.results import RunResult
-from mixview.experiments.spec import Run
+from mixview.experiments.spec import StudyRun
 
 TRIAL: dict[str, Any] = {
     "about": {"what": "A trial.", "cost": "seconds"},
@@ -42,7 +42,7 @@ def trial(settings: dict[str, Any] | None = None, **changes: Any) -> dict[str, A
     return text
 
 
-def invented(run: Run, value: float) -> RunResult:
+def invented(run: StudyRun, value: float) -> RunResult:
     """A result as a run would have written it."""
     trained = run.encoder is None
     steps = 4 * run.epochs

@@ -26,7 +26,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 SECONDS = 10
 GROWTH = 1 << 30
 LONGEST = 3000
-"""Characters of an error: it may quote what it refuses, but not all of it."""
+"""Characters of an error: it may quote what it rejects, but not all of it."""
 
 Read = Callable[[Path], object]
 
@@ -272,7 +272,7 @@ def run_files() -> dict[str, Any]:
 def of_a_run(name: str) -> tuple[st.SearchStrategy[bytes], Read]:
     """One file of a run, read as resuming and as a report read it."""
     from mixview.report import curves
-    from mixview.report.content import cost_of, progress_in_words, settings_in_words
+    from mixview.report.content import cost_of, describe_progress, describe_settings
     from mixview.report.runs import gather
     from mixview.runs.run_directory import RunDirectory, read_metrics, read_status
     from mixview.train.config import MAY_CHANGE
@@ -295,8 +295,8 @@ def of_a_run(name: str) -> tuple[st.SearchStrategy[bytes], Read]:
         read_metrics(folder)
         for run in gather([folder]).runs:
             _ = run.seconds, run.settings, run.state
-            settings_in_words(run)
-            progress_in_words(run)
+            describe_settings(run)
+            describe_progress(run)
             cost_of(run)
             curves.follow(run, 100)
 
@@ -370,7 +370,7 @@ def study_result() -> tuple[st.SearchStrategy[bytes], Read]:
     return texts(json.loads(json.dumps(content)), lambda value: f"{as_json(value)}\n"), named("a/results.jsonl", read)
 
 
-def look(source: Any) -> None:
+def read_all(source: Any) -> None:
     """What every command does with a source."""
     from mixview.data.decode import Decoder
     from mixview.data.sources.base import BadImage
@@ -398,7 +398,7 @@ def coco() -> tuple[st.SearchStrategy[bytes], Read]:
     def read(folder: Path) -> None:
         if not (folder / "train2017").exists():
             (folder / path.stem.removeprefix("instances_")).symlink_to(sound / path.stem.removeprefix("instances_"))
-        look(open_dataset(folder, kind="coco"))
+        read_all(open_dataset(folder, kind="coco"))
 
     return texts(content, as_json), named(f"annotations/{path.name}", read)
 
@@ -451,7 +451,7 @@ def image_list(suffix: str) -> tuple[st.SearchStrategy[bytes], Read]:
 
     def read(folder: Path) -> None:
         (folder / "a.png").write_bytes(encode(0))
-        look(open_dataset(folder / f"list.{suffix}"))
+        read_all(open_dataset(folder / f"list.{suffix}"))
 
     inputs = (
         changed_bytes(["\n".join(rows).encode()])
@@ -488,7 +488,7 @@ def npz() -> tuple[st.SearchStrategy[bytes], Read]:
         headers | changed_bytes([labels]),
         st.sampled_from([0, 8]),
     )
-    return changed_bytes(seeds) | members, named("a.npz", lambda folder: look(open_dataset(folder / "a.npz")))
+    return changed_bytes(seeds) | members, named("a.npz", lambda folder: read_all(open_dataset(folder / "a.npz")))
 
 
 def tiny_weights() -> tuple[dict[str, Any], bytes]:
@@ -551,7 +551,7 @@ def shard() -> tuple[st.SearchStrategy[bytes], Read]:
         tar({f"{'long/' * 40}{name}": data for name, data in members.items()}, tarfile.PAX_FORMAT)
     ]
     return changed_bytes(seeds) | st.binary(max_size=600), named(
-        "a.tar", lambda folder: look(WebDataset(folder / "a.tar", cache=folder / "cache"))
+        "a.tar", lambda folder: read_all(WebDataset(folder / "a.tar", cache=folder / "cache"))
     )
 
 

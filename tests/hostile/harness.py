@@ -2,7 +2,7 @@
 
     def test_something(box: Sandbox) -> None:
         box.write("recipe.yaml", "data_options: {count: {class_path: os.system}}")
-        box.run("pretrain", "--recipe", "recipe.yaml", "--out", "out").refused("class_path")
+        box.run("pretrain", "--recipe", "recipe.yaml", "--out", "out").rejected("class_path")
 
 A sandbox is a folder of a few: `work`, where the command runs and may write what its line names (`out` and what else
 `writes` says), its own home, caches and temporary files, and a `canary`, which nothing may touch.
@@ -135,7 +135,7 @@ class Outcome:
         assert self.seconds < seconds, f"took {self.seconds:.0f} s\n{self.story}"
         return self
 
-    def refused(self, *says: str, lines: int = LINES, stdout: bool = False) -> Self:
+    def rejected(self, *says: str, lines: int = LINES, stdout: bool = False) -> Self:
         """Check that it ended with an error of one sentence that says all of these (regular expressions)."""
         self.harmless()
         assert self.status in (1, 2), f"status {self.status}, not an error\n{self.story}"
@@ -159,7 +159,7 @@ class Outcome:
 
     def answered(self, *says: str) -> Self:
         """Check that it ended well, or with an error of one sentence; either way that it says all of these."""
-        return self.succeeded(*says) if self.status == 0 else self.refused(*says, stdout=True)
+        return self.succeeded(*says) if self.status == 0 else self.rejected(*says, stdout=True)
 
 
 class Sandbox:

@@ -58,14 +58,14 @@ def test_an_npz_of_four_gigabytes(box: Sandbox) -> None:
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
 def test_an_npz_that_claims_to_be_large(compression: int, shape: tuple[int, ...], box: Sandbox) -> None:
     box.write("a.npz", zip_bytes({"images.npy": npy_header(shape) + bytes(1000)}, compression))
-    box.run(*DATA, "a.npz").refused("a.npz")
+    box.run(*DATA, "a.npz").rejected("a.npz")
 
 
 @pytest.mark.parametrize("labels", [(10**12,), (2**62,)], ids=str)
 def test_labels_that_claim_to_be_many(labels: tuple[int, ...], box: Sandbox) -> None:
     images = npy_bytes(np.zeros((4, 8, 8, 3), np.uint8))
     box.write("a.npz", zip_bytes({"images.npy": images, "labels.npy": npy_header(labels, "<i8") + bytes(100)}))
-    box.run(*DATA, "a.npz").refused("a.npz")
+    box.run(*DATA, "a.npz").rejected("a.npz")
 
 
 LARGE = (
@@ -89,7 +89,7 @@ def test_a_header_that_names_a_large_network(command: str, name: str, box: Sandb
         "import": ("import", "foreign.safetensors", "--out", "out/a.safetensors"),
         "export": ("export", "foreign.safetensors", "--format", "torchvision", "--out", "out"),
     }
-    box.run(*lines[command]).refused("foreign")
+    box.run(*lines[command]).rejected("foreign")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ HEADERS: dict[str, bytes] = {
 @pytest.mark.parametrize("kind", HEADERS)
 def test_headers_of_safetensors(kind: str, box: Sandbox) -> None:
     box.write("foreign.safetensors", HEADERS[kind])
-    box.run(*EMBED).refused("foreign")
+    box.run(*EMBED).rejected("foreign")
 
 
 def stride_zero(shape: tuple[int, ...]) -> bytes:
@@ -166,7 +166,7 @@ def test_tensors_of_stride_zero(command: str, shape: tuple[int, ...], box: Sandb
         "import": ("import", "weights.pth", "--out", "out/a.safetensors"),
         "pretrain": (*PRETRAIN, "--weights", "weights.pth", "--out", "out"),
     }
-    box.run(*lines[command]).refused("weights.pth")
+    box.run(*lines[command]).rejected("weights.pth")
 
 
 def sparse_torch() -> bytes:
@@ -221,7 +221,7 @@ TORCH = {
 @pytest.mark.parametrize("kind", TORCH)
 def test_odd_files_of_torch(kind: str, box: Sandbox) -> None:
     box.write("weights.pth", TORCH[kind])
-    outcome = box.run("import", "weights.pth", "--out", "out/a.safetensors").refused("weights.pth")
+    outcome = box.run("import", "weights.pth", "--out", "out/a.safetensors").rejected("weights.pth")
     assert "weights_only" not in outcome.stderr
 
 
@@ -255,7 +255,7 @@ def bomb_zip(inner: str, size: int) -> bytes:
 @pytest.mark.parametrize("suffix", [".pt2", pytest.param(".pth", marks=pytest.mark.slow)])
 def test_archives_that_unpack_to_gigabytes(suffix: str, inner: str, box: Sandbox) -> None:
     box.write(f"weights{suffix}", bomb_zip(inner, 1600 << 20))
-    box.run("import", f"weights{suffix}", "--out", "out/a.safetensors").refused("weights")
+    box.run("import", f"weights{suffix}", "--out", "out/a.safetensors").rejected("weights")
 
 
 @pytest.mark.parametrize("kind", ["varint", "deep", "external", "raw", "huge-dims"])
@@ -271,7 +271,7 @@ def test_graphs_of_onnx(kind: str, box: Sandbox) -> None:
             ir_version=8, graph=onnx.GraphProto(name="g", initializer=[tensor])
         ).SerializeToString()
     box.write("model.onnx", content)
-    box.run("import", "model.onnx", "--out", "out/a.safetensors").refused("model.onnx")
+    box.run("import", "model.onnx", "--out", "out/a.safetensors").rejected("model.onnx")
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
@@ -306,7 +306,7 @@ def test_idx_files(content: str, name: str, box: Sandbox) -> None:
             path.with_name(f"{name}.gz").write_bytes(
                 gzip.compress(head + b"\x00\xff\xff\xff" * 3 + bytes(1500 << 20), 9)
             )
-    box.run(*DATA, "set").refused()
+    box.run(*DATA, "set").rejected()
 
 
 @pytest.mark.parametrize("kind", ["deep", "text", "short", "memo", "shape", "dtype", "huge"])
@@ -322,7 +322,7 @@ def test_pickles_of_cifar(kind: str, box: Sandbox) -> None:
     }
     for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"):
         box.write(f"cifar-10-batches-py/{name}", contents[kind])
-    box.run(*DATA, "cifar-10-batches-py").refused()
+    box.run(*DATA, "cifar-10-batches-py").rejected()
 
 
 def test_a_full_disk_under_the_cache_of_features(box: Sandbox) -> None:
@@ -410,14 +410,14 @@ def test_aliases_of_yaml(where: str, levels: int, box: Sandbox, run: Path) -> No
     box.write("a.yaml", text)
     match where:
         case "recipe":
-            box.run("pretrain", "--recipe", "a.yaml").refused()
+            box.run("pretrain", "--recipe", "a.yaml").rejected()
         case "config":
-            box.run("pretrain", "--config", "a.yaml").refused()
+            box.run("pretrain", "--config", "a.yaml").rejected()
         case "resume":
             (run / "config.yaml").write_text(text)
-            box.run("pretrain", "--resume", "--out", "run", writes=["run"]).refused()
+            box.run("pretrain", "--resume", "--out", "run", writes=["run"]).rejected()
         case "study":
-            box.run("study", "run", "a.yaml", "--dry-run").refused()
+            box.run("study", "run", "a.yaml", "--dry-run").rejected()
         case "study-show":
             box.write("study/a/study.yaml", text)
             box.run("study", "show", "study", writes=["study"]).answered()

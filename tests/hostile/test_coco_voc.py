@@ -160,7 +160,7 @@ def test_files(kind: str, box: Sandbox, coco: Path) -> None:
     box.copy(coco, "set")
     for path in (box.work / "set" / "annotations").glob("*.json"):
         path.write_bytes(FILES[kind])
-    box.run(*SHOW).refused()
+    box.run(*SHOW).rejected()
 
 
 @pytest.mark.parametrize("size", [(10**9, 10**9), (10**5, 10**5), (-1, -1), (0, 0)], ids=str)

@@ -84,7 +84,7 @@ def test_classes_in_data_options(where: str, shape: str, box: Sandbox, run: Path
             (run / "config.yaml").write_text(yaml.safe_dump(config | {"data_options": value}))
             arguments = ["--resume"]
     out = "run" if where == "resume" else "out"
-    box.run("pretrain", *arguments, "--out", out, *SMALL, writes=["out", "run"]).refused("data_options|count|size")
+    box.run("pretrain", *arguments, "--out", out, *SMALL, writes=["out", "run"]).rejected("data_options|count|size")
 
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -100,13 +100,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("command", sometimes(COMMANDS, ("knn", "embed")))
 def test_classes_in_data_options_of_other_commands(command: str, box: Sandbox) -> None:
     value = json.dumps(filled(SHAPES["in-dict"], box))
-    box.run(*COMMANDS[command], "--data_options", value).refused()
+    box.run(*COMMANDS[command], "--data_options", value).rejected()
 
 
 @pytest.mark.parametrize("command", sometimes(COMMANDS, ("knn", "embed")))
 def test_classes_in_configurations_of_other_commands(command: str, box: Sandbox) -> None:
     box.write("config.yaml", {"data_options": filled(SHAPES["in-dict"], box)})
-    box.run(*COMMANDS[command], "--config", "config.yaml").refused()
+    box.run(*COMMANDS[command], "--config", "config.yaml").rejected()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_classes_in_a_detection_protocol(key: str, box: Sandbox) -> None:
     box.write(
         "protocol.yaml", {key: executing(box.command) if key != "data_options" else filled(SHAPES["in-dict"], box)}
     )
-    box.run(*COMMANDS["detection"], "--protocol", "protocol.yaml").refused()
+    box.run(*COMMANDS["detection"], "--protocol", "protocol.yaml").rejected()
 
 
 KEYS = (
@@ -153,7 +153,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("key", sometimes(KEYS, KEYS[:4] + KEYS[10:12] + KEYS[-6:]))
 def test_classes_in_any_setting_of_a_recipe(key: str, box: Sandbox) -> None:
     box.write("recipe.yaml", {"data": "absent"} | nested(key, executing(box.command)))
-    box.run("pretrain", "--recipe", "recipe.yaml").refused()
+    box.run("pretrain", "--recipe", "recipe.yaml").rejected()
 
 
 @pytest.mark.slow
@@ -288,7 +288,7 @@ def test_tags_of_yaml(where: str, tag: str, box: Sandbox, run: Path) -> None:
         case _:
             box.write("protocol.yaml", text)
             outcome = box.run(*COMMANDS["detection"], "--protocol", "protocol.yaml")
-    outcome.refused()
+    outcome.rejected()
 
 
 OWN = (f"{PLANTED}:factory", f"{PLANTED}.sub:factory", "os:system", "subprocess:run", "torch.hub:load", "builtins:exec")
@@ -311,7 +311,7 @@ def test_a_backbone_that_a_foreign_run_names(command: str, backbone: str, box: S
             return
         case _:
             outcome = box.run("evaluate", "knn", "run", "--data", "scenes", *SMALL, writes=["run"])
-    outcome.refused("trust_remote_code")
+    outcome.rejected("trust_remote_code")
 
 
 @pytest.mark.parametrize("where", ["recipe", "config", "study"])
@@ -323,7 +323,7 @@ def test_a_backbone_that_a_foreign_file_names(where: str, box: Sandbox) -> None:
         box.run("study", "run", "study.yaml", "--out", "out", "--runs", "out/runs", "--dry-run").harmless()
         return
     box.write("file.yaml", settings)
-    box.run("pretrain", f"--{where}", "file.yaml", "--out", "out", *SMALL).refused("trust_remote_code")
+    box.run("pretrain", f"--{where}", "file.yaml", "--out", "out", *SMALL).rejected("trust_remote_code")
 
 
 @pytest.mark.parametrize("command", ["import", "export", "embed", "weights"])
@@ -341,7 +341,7 @@ def test_a_backbone_that_an_encoder_file_names(command: str, box: Sandbox) -> No
             outcome = box.run(*PRETRAIN, "--weights", "foreign.safetensors", "--out", "out")
             outcome.answered()
             return
-    outcome.refused("trust_remote_code")
+    outcome.rejected("trust_remote_code")
 
 
 @pytest.mark.parametrize("key", ["encoder", "backbone"])
@@ -361,7 +361,7 @@ def test_code_that_any_file_names(command: str, key: str, box: Sandbox) -> None:
             box.write("study.yaml", {"settings": {"data": "scenes"}, "methods": {"x": {key: "planted:make"}}})
             line = ("study", "run", "study.yaml", "--out", "out")
     outcome = box.run(*line)
-    outcome.refused()
+    outcome.rejected()
     assert "planted:make" in outcome.stderr or key == "encoder"
 
 
@@ -370,7 +370,7 @@ def test_modules_in_the_working_folder_are_not_imported(name: str, box: Sandbox)
     """Neither for a command that works, nor for one that names an unknown model."""
     plant_module(box, name)
     box.run("data", "show", "scenes", "--out", "out/a.png", "--count", "1").succeeded()
-    box.run(*PRETRAIN, "--out", "out", "--backbone", f"{name}.missing").refused(name)
+    box.run(*PRETRAIN, "--out", "out", "--backbone", f"{name}.missing").rejected(name)
 
 
 def hostile_pickles(box: Sandbox) -> dict[str, bytes]:
@@ -417,7 +417,7 @@ def test_pickles(kind: str, place: str, box: Sandbox) -> None:
         for name in ("data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch", "batches.meta"):
             box.write(f"cifar-10-batches-py/{name}", content)
     outcome = box.run(*PLACES[place])
-    outcome.refused()
+    outcome.rejected()
     assert "weights_only=False" not in outcome.stderr
 
 
@@ -425,7 +425,7 @@ def test_pickles(kind: str, place: str, box: Sandbox) -> None:
 def test_a_pickle_for_a_checkpoint(kind: str, box: Sandbox, run: Path) -> None:
     for path in (run / "checkpoints").glob("*.pt"):
         path.write_bytes(hostile_pickles(box)[kind])
-    box.run("pretrain", "--resume", "--out", "run", "--epochs", "2", writes=["run"]).refused("checkpoint")
+    box.run("pretrain", "--resume", "--out", "run", "--epochs", "2", writes=["run"]).rejected("checkpoint")
 
 
 @pytest.mark.parametrize("name", ["images.npz", "evaluations/knn.json", "metrics.jsonl", "status.json", "data.json"])
@@ -485,7 +485,7 @@ def test_files_of_weights_that_are_something_else(content: str, suffix: str, box
     }[content]
     name = f"weights{suffix}"
     box.write(name, data)
-    box.run("import", name, "--out", "out/a.safetensors").refused(name)
+    box.run("import", name, "--out", "out/a.safetensors").rejected(name)
 
 
 @pytest.mark.parametrize(
@@ -504,20 +504,20 @@ def test_files_of_weights_that_are_something_else(content: str, suffix: str, box
 )
 def test_names_of_backbones_in_encoder_files(name: str, box: Sandbox) -> None:
     write_encoder(box.work / "foreign.safetensors", name=name)
-    box.run("embed", "foreign.safetensors", "--data", "scenes", "--out", "out/a.npy", *SMALL).refused()
+    box.run("embed", "foreign.safetensors", "--data", "scenes", "--out", "out/a.npy", *SMALL).rejected()
 
 
 def test_an_encoder_file_with_code_in_its_metadata(box: Sandbox) -> None:
     header = {"__metadata__": {"mixview": json.dumps({"version": 1, "spec": executing(box.command), "metadata": {}})}}
     box.write("foreign.safetensors", safetensors_bytes(header))
-    box.run("embed", "foreign.safetensors", "--data", "scenes", "--out", "out/a.npy", *SMALL).refused("foreign")
+    box.run("embed", "foreign.safetensors", "--data", "scenes", "--out", "out/a.npy", *SMALL).rejected("foreign")
 
 
 def test_a_hugging_face_folder_with_code(box: Sandbox) -> None:
     plant_module(box, "foreign/modeling")
     box.write("foreign/config.json", {"auto_map": {"AutoModel": "modeling.Thing"}, "architectures": ["Thing"]})
     box.write("foreign/model.safetensors", safetensors_bytes({"__metadata__": {"format": "pt"}}))
-    box.run("import", "foreign", "--out", "out/a.safetensors").refused()
+    box.run("import", "foreign", "--out", "out/a.safetensors").rejected()
 
 
 def test_a_data_set_of_hugging_face_with_code(box: Sandbox) -> None:
@@ -525,7 +525,7 @@ def test_a_data_set_of_hugging_face_with_code(box: Sandbox) -> None:
     box.write("set/dataset_info.json", {"builder_name": "set", "features": executing(box.command)})
     box.write("set/state.json", {"_data_files": [{"filename": "a.arrow"}], "_format_type": PLANTED})
     box.write("set/a.arrow", pickle.dumps(Executes(box.command)))
-    box.run("data", "show", "set", "--out", "out/a.png").refused()
+    box.run("data", "show", "set", "--out", "out/a.png").rejected()
 
 
 def test_photos_named_like_code(box: Sandbox) -> None:

@@ -78,7 +78,7 @@ def test_nothing_but_broken_images(box: Sandbox) -> None:
     for number in range(10):
         box.write(f"photos/broken-{number}.png", b"x")
     for command in (EMBED, PRETRAIN):
-        box.run(*command, "photos").refused("broken-")
+        box.run(*command, "photos").rejected("broken-")
 
 
 @pytest.mark.parametrize("suffix", [".heic", ".HEIC", ".heif", ".avif", ".jxl"])
@@ -91,7 +91,7 @@ def test_images_that_cannot_be_read_are_not_ignored_silently(suffix: str, box: S
 @pytest.mark.parametrize("suffix", [".heic", ".pdf", ".mp4"])
 def test_a_folder_of_nothing_else(suffix: str, box: Sandbox) -> None:
     box.write(f"photos/IMG{suffix}", b"x")
-    box.run(*EMBED, "photos").refused("photos|IMG")
+    box.run(*EMBED, "photos").rejected("photos|IMG")
 
 
 def test_a_bomb_of_pixels(box: Sandbox) -> None:
@@ -150,7 +150,7 @@ WORDS, NUMBERS = ["b", "a", "c"], ["1", "0", "2"]
     ids=str,
 )
 def test_labels_that_do_not_fit(train: list[str], test: list[str], says: str, box: Sandbox) -> None:
-    """Either refused, or right: images of a class are all alike, so that a comparison by name finds 100 %."""
+    """Either an error, or right: images of a class are all alike, so that a comparison by name finds 100 %."""
     write_list(box, "train", train * 10)
     write_list(box, "test", test * 5)
     outcome = box.run(
@@ -170,7 +170,7 @@ def test_labels_that_do_not_fit(train: list[str], test: list[str], says: str, bo
         "out",
     )
     if outcome.status:
-        outcome.refused(*filter(None, [says]))
+        outcome.rejected(*filter(None, [says]))
     else:
         outcome.succeeded("100.0 %")
 
@@ -278,7 +278,7 @@ def test_odd_lists(command: str, kind: str, box: Sandbox) -> None:
     box.write("list.txt", LISTS[kind])
     (box.work / "photos").mkdir()
     os.mkfifo(box.work / "fifo.png")
-    box.run(*(EMBED if command == "embed" else PRETRAIN), "list.txt").refused()
+    box.run(*(EMBED if command == "embed" else PRETRAIN), "list.txt").rejected()
 
 
 CSVS = {
@@ -301,7 +301,7 @@ CSVS = {
 @pytest.mark.parametrize("kind", CSVS)
 def test_odd_tables(kind: str, box: Sandbox) -> None:
     box.write("list.csv", CSVS[kind])
-    box.run(*EMBED, "list.csv").refused()
+    box.run(*EMBED, "list.csv").rejected()
 
 
 @pytest.mark.parametrize("what", ["fifo", "socket", "zero", "folder", "loop", "unreadable"])
@@ -371,7 +371,7 @@ def train_and_kill_a_worker() -> None:
 
 def test_json_is_json(box: Sandbox) -> None:
     box.write("a.json", json.dumps({"images": []}))
-    box.run(*EMBED, "a.json").refused("a.json")
+    box.run(*EMBED, "a.json").rejected("a.json")
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -1,4 +1,4 @@
-"""Options as people mistype them: each is refused in one sentence that names it (items 14, 19 and 21)."""
+"""Options as people mistype them: each raises an error of one sentence that names it (items 14, 19 and 21)."""
 
 import json
 from pathlib import Path
@@ -185,7 +185,7 @@ def name_of(case: tuple[str, str]) -> str:
 
 
 @pytest.mark.parametrize("case", sometimes(REFUSED, REFUSED[::3] + REFUSED[:1]), ids=name_of)
-def test_refused(case: tuple[str, str], box: Sandbox) -> None:
+def test_rejected(case: tuple[str, str], box: Sandbox) -> None:
     box.write("file.txt", "x")
     name, value = case
     line = [*list(PRETRAIN), "--out", "out"]
@@ -193,13 +193,13 @@ def test_refused(case: tuple[str, str], box: Sandbox) -> None:
         place = line.index(name)
         del line[place : place + 2]
     word = name.strip("-").rpartition(".")[2]
-    box.run(*line, f"{name}={value}", writes=["out", *([value] if name == "--out" else [])]).refused(
+    box.run(*line, f"{name}={value}", writes=["out", *([value] if name == "--out" else [])]).rejected(
         f"{word}|{name}|{value[:10] or name}" if value.isalnum() else "mixview|error"
     )
 
 
 def test_nothing_is_left_after_a_mistake(box: Sandbox) -> None:
-    box.run(*PRETRAIN, "--out", "new/run", "--batch_size", "0", writes=["new"]).refused("batch_size")
+    box.run(*PRETRAIN, "--out", "new/run", "--batch_size", "0", writes=["new"]).rejected("batch_size")
     assert not (box.work / "new").exists()
 
 
@@ -229,7 +229,7 @@ EVALUATED: tuple[tuple[str, str], ...] = (
 
 
 @pytest.mark.parametrize("case", sometimes(EVALUATED, EVALUATED[::2]), ids=name_of)
-def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
+def test_rejected_by_embed(case: tuple[str, str], box: Sandbox) -> None:
     line = ["embed", "random", "--backbone", "small", "--data", "scenes", *SMALL, "--out", "out/a.npy"]
     if case[0] != "--data_options":
         line += ["--data_options", '{"count": 8, "size": 16}']
@@ -237,7 +237,7 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
         if name == case[0]:
             place = line.index(name)
             del line[place : place + 2]
-    box.run(*line, f"{case[0]}={case[1]}").refused()
+    box.run(*line, f"{case[0]}={case[1]}").rejected()
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_refused_by_embed(case: tuple[str, str], box: Sandbox) -> None:
     ],
     ids=name_of,
 )
-def test_refused_by_knn(case: tuple[str, str], box: Sandbox) -> None:
+def test_rejected_by_knn(case: tuple[str, str], box: Sandbox) -> None:
     line = [*KNN, "--data", "scenes"]
     if case[0] in line:
         place = line.index(case[0])
@@ -333,7 +333,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     "words", sometimes(COMMANDS, COMMANDS[::2]), ids=lambda words: " ".join(words)[:40].replace("/", "|") or "nothing"
 )
 def test_commands_that_cannot_work(words: tuple[str, ...], box: Sandbox) -> None:
-    box.run(*words).refused(lines=3)
+    box.run(*words).rejected(lines=3)
 
 
 def test_a_home_in_the_name_of_a_folder(box: Sandbox) -> None:
@@ -345,7 +345,7 @@ def test_a_home_in_the_name_of_a_folder(box: Sandbox) -> None:
 
 def test_one_image_with_the_default_batch(box: Sandbox) -> None:
     box.write("photos/a.png", encode(0, height=16, width=16))
-    box.run("pretrain", "--data", "photos", "--backbone", "small", "--epochs", "1", "--out", "out", *SMALL).refused(
+    box.run("pretrain", "--data", "photos", "--backbone", "small", "--epochs", "1", "--out", "out", *SMALL).rejected(
         "batch|images"
     )
 
@@ -365,16 +365,16 @@ def test_a_warm_up_that_is_longer_than_the_run(box: Sandbox) -> None:
         "--out",
         "out",
     )
-    box.run(*line, *SMALL).refused("--optimizer.warmup_epochs")
+    box.run(*line, *SMALL).rejected("--optimizer.warmup_epochs")
 
 
 def test_an_error_names_the_option_that_was_typed(box: Sandbox) -> None:
-    outcome = box.run(*PRETRAIN, "--out", "out", "--grad-cache", "--method", "byol").refused("--grad[-_]cache")
+    outcome = box.run(*PRETRAIN, "--out", "out", "--grad-cache", "--method", "byol").rejected("--grad[-_]cache")
     assert " grad_cache " not in outcome.stderr
 
 
 def test_an_error_comes_without_the_usage(box: Sandbox) -> None:
-    outcome = box.run("pretrain", "--data", "scenes", "--epochs", "many").refused("epochs", "many")
+    outcome = box.run("pretrain", "--data", "scenes", "--epochs", "many").rejected("epochs", "many")
     assert "usage:" not in outcome.stderr.lower()
 
 
@@ -502,7 +502,7 @@ def test_files_of_settings(where: str, kind: str, box: Sandbox) -> None:
         "study": ("study", "run", "recipe.yaml", "--dry-run"),
         "protocol": ("evaluate", "detection", "random", "--data", "absent", "--protocol", "recipe.yaml"),
     }
-    box.run(*lines[where]).refused()
+    box.run(*lines[where]).rejected()
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device", "unreadable", "loop", "huge"])
@@ -526,7 +526,7 @@ def test_files_of_settings_that_are_no_files(option: str, kind: str, box: Sandbo
         case "huge":
             with path.open("wb") as file:
                 file.truncate(3 << 30)
-    box.run("pretrain", option, "a.yaml").refused()
+    box.run("pretrain", option, "a.yaml").rejected()
 
 
 def test_an_encoder_of_nothing_but_nan(box: Sandbox) -> None:
@@ -544,5 +544,5 @@ def test_an_encoder_of_nothing_but_nan(box: Sandbox) -> None:
     }
     write_safetensors(path, broken, metadata)
     options = ("--data", "scenes", "--data_options", json.dumps({"count": 8, "size": 16}), *SMALL)
-    box.run("embed", "nan.safetensors", *options, "--out", "out/a.npy").refused("nan|finite")
-    box.run("neighbors", "nan.safetensors", *options, "--find", "outliers", "--out", "out/a.png").refused("nan|finite")
+    box.run("embed", "nan.safetensors", *options, "--out", "out/a.npy").rejected("nan|finite")
+    box.run("neighbors", "nan.safetensors", *options, "--find", "outliers", "--out", "out/a.png").rejected("nan|finite")

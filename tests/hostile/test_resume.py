@@ -51,7 +51,7 @@ def break_checkpoints(run: Path, how: str) -> None:
 def test_resuming_without_checkpoints(how: str, more: tuple[str, ...], box: Sandbox, run: Path) -> None:
     break_checkpoints(run, how)
     before = contents(run)
-    box.run(*RESUME, *more, writes=["run"]).refused("checkpoint")
+    box.run(*RESUME, *more, writes=["run"]).rejected("checkpoint")
     assert contents(run) == before
 
 
@@ -90,21 +90,21 @@ WRONG = (
 
 @pytest.mark.parametrize("wrong", sometimes(WRONG, WRONG[::2]), ids=lambda wrong: "=".join(wrong))
 def test_a_wrong_option_while_resuming(wrong: tuple[str, str], box: Sandbox, run: Path) -> None:
-    """It is refused before anything is written: the finished run stays what it was."""
+    """It raises an error before anything is written: the finished run stays what it was."""
     before = contents(run)
-    box.run(*RESUME, *wrong, writes=["run"]).refused()
+    box.run(*RESUME, *wrong, writes=["run"]).rejected()
     assert contents(run) == before
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
 
 
 def test_resuming_without_out(box: Sandbox) -> None:
-    box.run("pretrain", "--resume").refused("--out")
+    box.run("pretrain", "--resume").rejected("--out")
 
 
 @pytest.mark.parametrize("out", ["absent", "out", "file.txt"])
 def test_resuming_what_is_no_run(out: str, box: Sandbox) -> None:
     box.write("file.txt", "x")
-    box.run("pretrain", "--resume", "--out", out).refused(out)
+    box.run("pretrain", "--resume", "--out", out).rejected(out)
 
 
 def test_a_finished_run_resumes_to_what_it_was(box: Sandbox, run: Path) -> None:
@@ -184,7 +184,7 @@ def test_an_evaluation_that_fails_does_not_cost_the_run(mistake: str, box: Sandb
         *("--monitor.eval_every", "1", "--monitor.images", images, "--out", "out"),
     )
     if mistake in ("no images", "huge label") and outcome.status:
-        outcome.refused("monitor.images|label")
+        outcome.rejected("monitor.images|label")
         assert not (box.work / "out" / "config.yaml").exists()
         return
     outcome.succeeded()
@@ -215,7 +215,7 @@ def test_a_killed_run_resumes(box: Sandbox) -> None:
 
 
 def test_a_full_disk(box: Sandbox) -> None:
-    box.run(*PRETRAIN, "--out", "out", file_size=100_000).refused("out", lines=8)
+    box.run(*PRETRAIN, "--out", "out", file_size=100_000).rejected("out", lines=8)
     box.run("pretrain", "--resume", "--out", "out").answered()
 
 
@@ -280,7 +280,7 @@ def test_resuming_a_damaged_run(name: str, text: str, box: Sandbox, run: Path) -
 
 
 def test_two_runs_into_one_folder(box: Sandbox, run: Path) -> None:
-    box.run(*PRETRAIN, "--out", "run", writes=["run"]).refused("already holds a run", "--resume")
+    box.run(*PRETRAIN, "--out", "run", writes=["run"]).rejected("already holds a run", "--resume")
 
 
 def test_a_changed_data_set(box: Sandbox) -> None:
@@ -307,7 +307,7 @@ def test_a_changed_data_set(box: Sandbox) -> None:
     )
     box.run(*line, "--out", "out").succeeded()
     next((box.work / "photos" / "cat").iterdir()).unlink()
-    box.run("pretrain", "--resume", "--out", "out", "--epochs", "2").refused("data has changed")
+    box.run("pretrain", "--resume", "--out", "out", "--epochs", "2").rejected("data has changed")
 
 
 def test_the_configuration_of_a_run_is_what_yaml_reads(run: Path) -> None:

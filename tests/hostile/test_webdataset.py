@@ -20,7 +20,7 @@ OPTIONS = ("--data_options", json.dumps({"timeout": 1, "retries": 1}))
 Answer = Callable[[bytes], Iterator[bytes | float]]
 
 
-def asked(request: bytes) -> tuple[int, int]:
+def requested_range(request: bytes) -> tuple[int, int]:
     """The range that a request is for."""
     found = re.search(rb"bytes=(\d+)-(\d+)", request)
     return (int(found[1]), int(found[2])) if found else (0, len(SHARD) - 1)
@@ -33,7 +33,7 @@ def head(status: str, **fields: object) -> bytes:
 
 
 def sound(request: bytes) -> Iterator[bytes | float]:
-    first, last = asked(request)
+    first, last = requested_range(request)
     last = min(last, len(SHARD) - 1)
     yield head(
         "206 Partial Content", Content_Range=f"bytes {first}-{last}/{len(SHARD)}", Content_Length=last + 1 - first
@@ -45,7 +45,7 @@ def ranged(text: str, body: bytes = SHARD, **more: object) -> Answer:
     """An answer with any Content-Range; {a}, {b} and {n} are the first and last byte that were asked for, and all."""
 
     def answer(request: bytes) -> Iterator[bytes | float]:
-        first, last = asked(request)
+        first, last = requested_range(request)
         yield head("206 Partial Content", Content_Range=text.format(a=first, b=last, n=len(SHARD)), **more)
         yield body
 
@@ -53,14 +53,14 @@ def ranged(text: str, body: bytes = SHARD, **more: object) -> Answer:
 
 
 def endless(request: bytes) -> Iterator[bytes | float]:
-    first, _ = asked(request)
+    first, _ = requested_range(request)
     yield head("206 Partial Content", Content_Range=f"bytes {first}-{2**50}/{2**50 + 1}")
     for _ in range(100_000):
         yield bytes(1 << 16)
 
 
 def drip(request: bytes) -> Iterator[bytes | float]:
-    first, last = asked(request)
+    first, last = requested_range(request)
     yield head("206 Partial Content", Content_Range=f"bytes {first}-{last}/{2**40}")
     while True:
         yield b"x"
@@ -79,7 +79,7 @@ def silence(request: bytes) -> Iterator[bytes | float]:
 
 
 def one_byte_at_a_time(request: bytes) -> Iterator[bytes | float]:
-    first, _ = asked(request)
+    first, _ = requested_range(request)
     yield head("206 Partial Content", Content_Range=f"bytes {first}-{first}/{2**40}", Content_Length=1)
     yield b"x"
 
@@ -164,7 +164,7 @@ def test_a_sound_server(box: Sandbox) -> None:
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_servers(kind: str, box: Sandbox) -> None:
     with answering(ANSWERS[kind]) as server:
-        box.run(*EMBED, f"{server.url}/a.tar", *OPTIONS, servers=[server.address]).refused()
+        box.run(*EMBED, f"{server.url}/a.tar", *OPTIONS, servers=[server.address]).rejected()
         assert server.requests < 200
 
 
@@ -261,7 +261,7 @@ PATTERNS = (
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern[:24].replace("/", "|"))
 def test_patterns(pattern: str, box: Sandbox) -> None:
-    box.run(*EMBED, pattern).refused()
+    box.run(*EMBED, pattern).rejected()
 
 
 def test_a_damaged_index_is_made_again(box: Sandbox) -> None:

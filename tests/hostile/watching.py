@@ -67,7 +67,7 @@ def watch(
         if not real.startswith(f"{fence}{os.sep}"):
             raise Stopped(f"{text} is outside of the sandbox")
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
+    def check_event(event: str, arguments: tuple[Any, ...]) -> None:
         if event in STARTS_A_PROGRAM:
             record(f"{event} ran {arguments[:2]!r:.300}")
         elif event == "subprocess.Popen":
@@ -127,7 +127,7 @@ def watch(
             return
         busy = True
         try:
-            look(event, arguments)
+            check_event(event, arguments)
         except Stopped:
             raise
         except Exception as error:  # never in the way of what is watched

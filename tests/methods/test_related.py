@@ -368,7 +368,7 @@ def test_sequential_and_joint_are_equal_and_passes_are_as_said(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_every_relative_takes_every_objective_and_odd_batches(name: str) -> None:
+def test_every_related_method_takes_every_objective_and_odd_batches(name: str) -> None:
     objectives = OBJECTIVES | {"folded": lambda: bsim(CutMix(1.0, "image", "permutation", lam_at_least_half=True))}
     for objective_name, objective in objectives.items():
         method = make(name)
@@ -386,7 +386,7 @@ def test_every_relative_takes_every_objective_and_odd_batches(name: str) -> None
 
 
 @pytest.mark.parametrize("name", RELATIVES)
-def test_no_relative_waits_for_the_accelerator(name: str) -> None:
+def test_no_related_method_waits_for_the_accelerator(name: str) -> None:
     method = make(name)
     with FakeTensorMode():
         put_on_fake_cuda(method)

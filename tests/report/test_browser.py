@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mixview.report.page import report
-from tests.report.written import SCRIPT, judged, write_images, write_run
+from tests.report.written import SCRIPT, make_result, write_images, write_run
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -38,7 +38,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = write_run(root / "<script>alert(1)<" / "script>", data, "sim", results_of={"top-1": 30.0})
     second = write_run(root / "other" / "script>", data, "wbsim", knn=0.6, results_of={"top-1": 50.0})
     third = write_run(root / "<img src=x onerror=alert(2)>", data, "bsim", seed=1, results_of={"top-1": 40.0})
-    results.save(judged("raw pixels", {"top-1": 10.0}), root / "without")
+    results.save(make_result("raw pixels", {"top-1": 10.0}), root / "without")
     trial = second / "detection" / "voc-c4-VOCdevkit-seed-0"
     trial.mkdir(parents=True)
     Image.new("RGB", (64, 48), "red").save(trial / "detections.png")
@@ -70,7 +70,7 @@ def page(browser: "sync_api.Browser", page_file: Path, seen: Seen) -> "sync_api.
     opened.on("request", lambda request: seen.requests.append(request.url))
     opened.on("dialog", lambda dialog: (seen.dialogs.append(dialog.message), dialog.dismiss()))
     opened.goto(page_file.as_uri())
-    opened.wait_for_selector("#again")
+    opened.wait_for_selector("#reproduce")
     return opened
 
 
@@ -121,10 +121,10 @@ def test_clicking_shows_neighbors_and_mixtures_of_both_runs(page: "sync_api.Page
         side = detail.locator("[data-neighbors]").nth(number)
         assert side.locator(".tile canvas").count() == 8
         assert side.locator(".mixture").count() == 2
-        assert "likeness" in side.locator(".mixture").first.inner_text()
+        assert "cosine" in side.locator(".mixture").first.inner_text()
 
 
-def test_what_detectors_found_is_shown(page: "sync_api.Page") -> None:
+def test_detections_are_shown(page: "sync_api.Page") -> None:
     picture = page.locator("#detections img")
     assert picture.count() == 1
     assert picture.evaluate("image => image.naturalWidth") == 64
@@ -164,7 +164,7 @@ def test_the_table_sorts(page: "sync_api.Page") -> None:
 def test_switching_runs_changes_every_part(page: "sync_api.Page") -> None:
     wanted = "<img src=x onerror=alert(2)>"
     page.get_by_label("with").select_option(label=wanted)
-    for part in ("explorer", "neighbors", "confusions", "seen"):
+    for part in ("explorer", "neighbors", "confusions", "views"):
         assert page.locator(f"#{part} h3", has_text=wanted).count() >= 1, part
     assert page.locator(".map").nth(1).get_attribute("data-run") == wanted
     page.mouse.move(*point(page, 3, which=1))
@@ -192,7 +192,7 @@ def test_controls_have_names(page: "sync_api.Page") -> None:
 def test_a_narrow_screen_needs_no_sideways_scrolling(browser: "sync_api.Browser", page_file: Path) -> None:
     narrow = browser.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
     narrow.goto(page_file.as_uri())
-    narrow.wait_for_selector("#again")
+    narrow.wait_for_selector("#reproduce")
     assert narrow.evaluate("document.documentElement.scrollWidth") <= 400
     narrow.close()
 
@@ -201,14 +201,14 @@ def test_many_crashed_runs_and_none_at_all(browser: "sync_api.Browser", tmp_path
     from mixview.evaluate import results
 
     crashed = [str(write_run(tmp_path / f"run-{n}", "gone", state="failed", encoder=False)) for n in range(8)]
-    results.save(judged("raw pixels", {"top-1": 10.0}), tmp_path / "without")
+    results.save(make_result("raw pixels", {"top-1": 10.0}), tmp_path / "without")
     other, errors = browser.new_page(), list[str]()
     other.on("pageerror", lambda error: errors.append(str(error)))
     other.goto(report(crashed, tmp_path / "crashed.html").as_uri())
     assert other.locator("#runs tbody tr").count() == 8
     assert other.locator("#runs .badge.failed").count() == 8
     assert other.locator("#curves .chart").count() == 6
-    assert other.locator("#again pre").count() == 8
+    assert other.locator("#reproduce pre").count() == 8
     assert other.locator("#explorer").count() == 0
     other.goto(report([str(tmp_path / "without")], tmp_path / "without.html").as_uri())
     assert other.locator("#evaluation tbody tr").count() == 1

@@ -17,20 +17,20 @@ from mixview.report.confusions import confuse
 from mixview.report.curves import follow, thin_out
 from mixview.report.runs import gather, read_run
 from mixview.report.sprites import make_sprites
-from mixview.report.strips import found_by_detectors, make_strip
+from mixview.report.strips import detection_strips, make_strip
 from mixview.report.table import tabulate
 from tests.evaluate.published import result_of
-from tests.report.written import judged, write_run
+from tests.report.written import make_result, write_run
 
 
 def test_confusions_are_counted_by_class() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, -1])
     nearest = torch.tensor([[1], [0], [4], [5], [5], [4], [0]])
-    answers = confuse(Neighbors(torch.ones(7, 1), nearest), labels)
-    assert answers is not None
-    assert (answers.right, answers.asked) == (4, 6)
-    (worst,) = answers.worst
-    assert (worst.true, worst.said, worst.times, worst.of, worst.examples) == (0, 1, 2, 4, [2, 3])
+    confusions = confuse(Neighbors(torch.ones(7, 1), nearest), labels)
+    assert confusions is not None
+    assert (confusions.correct, confusions.queries) == (4, 6)
+    (worst,) = confusions.worst
+    assert (worst.true, worst.predicted, worst.mistakes, worst.total, worst.examples) == (0, 1, 2, 4, [2, 3])
     assert confuse(Neighbors(torch.ones(2, 1), nearest[:2]), np.array([0, 0])) is None
 
 
@@ -56,8 +56,8 @@ def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
         write_run(tmp_path / name, "scenes", "bsim", seed=seed, alpha=alpha, encoder=False, results_of={"top-1": value})
         for name, (seed, alpha, value) in scores.items()
     ]
-    judgment = tabulate(gather(paths).runs, [judged("raw pixels", {"top-1": 12.0, "top-5": 30.0})])
-    both, other, pixels = judgment.lines
+    table = tabulate(gather(paths).runs, [make_result("raw pixels", {"top-1": 12.0, "top-5": 30.0})])
+    both, other, pixels = table.lines
     assert both.name == "simclr bsim, 2 runs (mixing.alpha 1.0)"
     assert both.cells[0] is not None
     assert (both.cells[0].text, both.cells[0].runs, both.cells[0].best) == ("42.0 ± 2.8 %", 2, False)
@@ -68,10 +68,10 @@ def test_seeds_are_averaged_and_other_settings_are_not(tmp_path: Path) -> None:
     assert pixels.cells[0] is not None
     assert pixels.cells[0].paper is None
     assert pixels.cells[1] is not None
-    assert not pixels.cells[1].best  # of one figure there is no best
+    assert not pixels.cells[1].best  # a single value is not the best
 
 
-def test_lines_are_told_apart_and_results_of_other_encoders_have_their_own(tmp_path: Path) -> None:
+def test_lines_are_distinguished_and_results_of_other_encoders_have_their_own(tmp_path: Path) -> None:
     paths = [
         write_run(
             tmp_path / name / "same", "scenes", "bsim", backbone=backbone, encoder=False, results_of={"top-1": 1.0}
@@ -80,7 +80,7 @@ def test_lines_are_told_apart_and_results_of_other_encoders_have_their_own(tmp_p
     ]
     (own,) = results.read(paths[0])
     results.save(replace(own, about=own.about | {"epoch": "2"}), paths[0])
-    results.save(judged("random small, seed 0", {"top-1": 9.0}), paths[0])
+    results.save(make_result("random small, seed 0", {"top-1": 9.0}), paths[0])
     lines = tabulate(gather(paths).runs, []).lines
     assert {line.name: line.runs for line in lines} == {
         "x/same (backbone small)": ["x/same"],
@@ -137,9 +137,9 @@ def test_the_strip_has_a_name_for_every_row(tmp_path: Path) -> None:
 
 def test_the_first_trial_of_each_detector_is_shown(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "a", "scenes", "bsim"))
-    assert found_by_detectors(run, 10**6) == []
+    assert detection_strips(run, 10**6) == []
     for name, side in (("voc-c4-voc-seed-0", 10), ("voc-c4-voc-seed-1", 20), ("small-fpn-scenes-seed-3", 30)):
         (run.path / "detection" / name).mkdir(parents=True)
         Image.new("RGB", (side, side)).save(run.path / "detection" / name / "detections.png")
-    shown = found_by_detectors(run, 10**6)
+    shown = detection_strips(run, 10**6)
     assert [(strip.rows, strip.width) for strip in shown] == [(["small-fpn-scenes"], 30), (["voc-c4-voc"], 10)]

@@ -18,7 +18,7 @@ from mixview.report.page import render, report
 from mixview.report.runs import gather
 from tests.report.damage import HOSTILE, WHOLE, every_oddity
 from tests.report.test_page import contents
-from tests.report.written import judged, write_run
+from tests.report.written import make_result, write_run
 
 FILES = ("config.yaml", "data.json", "environment.json", "status.json", "metrics.jsonl", "views.png", "evaluations")
 
@@ -129,7 +129,7 @@ def test_a_link_to_a_picture_is_not_embedded(runs: Path, tmp_path: Path) -> None
 def test_show_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mixview.evaluate import results
 
-    results.save(judged(HOSTILE, {"top-1": 10.0}), tmp_path)
+    results.save(make_result(HOSTILE, {"top-1": 10.0}), tmp_path)
     (tmp_path / "evaluations" / "knn-0.json").write_text("{}")
     show([str(tmp_path)])
     told = capsys.readouterr().out

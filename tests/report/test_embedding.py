@@ -88,7 +88,7 @@ def test_mixtures_lie_nearer_to_what_they_mostly_are(embedding: Embedding) -> No
     assert embedding.parents[:, 0].mean() > embedding.parents[:, 1].mean()
 
 
-def test_features_that_are_no_numbers_are_refused() -> None:
+def test_features_that_are_no_numbers_raise_an_error() -> None:
     subject = small()
     with torch.no_grad():
         next(subject.encoder.parameters()).fill_(float("nan"))

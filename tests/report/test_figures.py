@@ -181,17 +181,17 @@ def test_cost_on_cuda_is_what_the_device_reports(
     check(tmp_path / "a", "Memory (peak on the device), SIM = 1", "1.00  (5.0 GB)")
 
 
-def test_alpha_is_drawn_with_its_spread_and_the_papers(tmp_path: Path) -> None:
+def test_alpha_is_drawn_with_its_std_and_the_papers_table(tmp_path: Path) -> None:
     data = write_images(tmp_path / "set.npz")
     paths = [str(write_run(tmp_path / "sim", data, "sim", encoder=False))]
     for alpha, seed, knn in ((0.5, 0, 0.3), (0.5, 1, 0.5), (1.0, 0, 0.6)):
         run = write_run(tmp_path / f"{alpha}-{seed}", data, "bsim", alpha=alpha, seed=seed, knn=knn, encoder=False)
         paths.append(str(run))
-    sim, curve = gather_curves(open_runs(paths))["k-NN while training"]
+    sim, curve = gather_curves(open_runs(paths))["online k-NN"]
     assert (sim.name, sim.points) == ("SIM, nothing mixed", [(None, [40.0])])
     assert (curve.name, curve.points) == ("simclr bsim, cutmix", [(0.5, [30.0, 50.0]), (1.0, [60.0])])
     main(["figure", "alpha", *paths, "--out", str(tmp_path / "a")])
-    check(tmp_path / "a", "k-NN while training", "SIM, nothing mixed")
+    check(tmp_path / "a", "online k-NN", "SIM, nothing mixed")
     with pytest.raises(SystemExit, match="no two α to compare"):
         main(["figure", "alpha", paths[1], "--out", str(tmp_path / "b")])
 
@@ -209,7 +209,7 @@ def test_alpha_keeps_apart_what_differs_in_more_than_alpha_and_seed(tmp_path: Pa
     results.save(replace(kept, settings={"k": 200}, metrics={"top-1": 77.0}), Path(paths[0]))
     results.save(replace(kept, seed=1, metrics={"top-1": 4.0}), Path(paths[0]))  # of another seed of the evaluation
     panels = gather_curves(open_runs(paths))
-    assert set(panels) == {"linear top-1", "linear top-1, k 200", "k-NN while training"}
+    assert set(panels) == {"linear top-1", "linear top-1, k 200", "online k-NN"}
     assert panels["linear top-1"] == [
         ("simclr bsim, cutmix, backbone small", [(0.5, [2.0]), (1.0, [20.0])]),
         ("simclr bsim, cutmix, backbone resnet18", [(0.5, [10.0])]),
@@ -217,10 +217,10 @@ def test_alpha_keeps_apart_what_differs_in_more_than_alpha_and_seed(tmp_path: Pa
         ("SIM, nothing mixed, backbone resnet18", [(None, [10.0])]),
     ]
     assert panels["linear top-1, k 200"] == [("simclr bsim, cutmix", [(0.5, [77.0])])]
-    assert [curve.name for curve in panels["k-NN while training"]] == [curve.name for curve in panels["linear top-1"]]
+    assert [curve.name for curve in panels["online k-NN"]] == [curve.name for curve in panels["linear top-1"]]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not a run of mixview"):
         main(["figure", "alpha", str(tmp_path)])
     with pytest.raises(SystemExit, match="has no encoder yet"):

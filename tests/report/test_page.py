@@ -19,8 +19,8 @@ from mixview.report import content
 from mixview.report.content import Budget, Opened, Showing, assemble
 from mixview.report.embedding import Embedding
 from mixview.report.page import render, report
-from mixview.report.runs import Run, gather
-from mixview.report.showing import Shown
+from mixview.report.runs import ReportRun, gather
+from mixview.report.showing import ImageSet
 from tests.evaluate.small_encoders import colored
 from tests.report.written import SCRIPT, write_images, write_run
 
@@ -41,13 +41,13 @@ def test_two_runs_share_their_images(tmp_path: Path, capsys: pytest.CaptureFixtu
     page = contents(out)
     assert [run["name"] for run in page["runs"]] == ["sim", "bsim"]
     assert [run["set"] for run in page["runs"]] == [0, 0]
-    (shown,) = page["sets"]
-    assert shown["count"] == 24
-    assert SCRIPT in shown["classes"]
+    (image_set,) = page["sets"]
+    assert image_set["count"] == 24
+    assert SCRIPT in image_set["classes"]
     text = out.read_text()
     assert SCRIPT not in text
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", text)
-    assert all(run["strip"]["rows"][0] == "images" and run["map"] and run["answers"] for run in page["runs"])
+    assert all(run["strip"]["rows"][0] == "images" and run["map"] and run["confusions"] for run in page["runs"])
     assert not any(run["notes"] for run in page["runs"])
 
 
@@ -80,11 +80,11 @@ def test_one_run_without_labels(tmp_path: Path) -> None:
     images = colored(tmp_path / "set", {".": 30}, size=20)
     run = write_run(tmp_path / "only", images)
     page = contents(report([str(run)], tmp_path / "a.html", workers=0))
-    (shown,) = page["sets"]
-    assert shown["labels"] is None
-    assert "learned from" in shown["words"]
+    (image_set,) = page["sets"]
+    assert image_set["labels"] is None
+    assert "learned from" in image_set["description"]
     assert page["runs"][0]["map"]["groups"] > 1
-    assert page["runs"][0]["answers"] is None
+    assert page["runs"][0]["confusions"] is None
 
 
 def test_names_cannot_become_parts_of_the_template() -> None:
@@ -102,15 +102,15 @@ def test_fifty_runs_stay_below_15_megabytes(same: bool, tmp_path: Path, monkeypa
     one = gather([write_run(tmp_path / "run", "scenes", "bsim", data_options={"count": 64, "size": 16})])
     fifty = replace(one, runs=[replace(one.runs[0], name=f"run {number}") for number in range(50)])
 
-    def some_images(run: Run, showing: Showing) -> Opened:
+    def some_images(run: ReportRun, showing: Showing) -> Opened:
         return Opened(None, Scenes(10_000, 16, seed=0 if same else int(run.name[4:])), "scenes", [])
 
-    def read(source: Scenes, words: str, count: int) -> Shown:
+    def read(source: Scenes, description: str, count: int) -> ImageSet:
         names = [f"folder/of/images/{index:06d}.jpg" for index in range(count)]
         every = [pictures[index % 64] for index in range(count)]
-        return Shown(Scenes(count, 16), every, words, names, names, np.arange(count) % 10, source.classes)
+        return ImageSet(Scenes(count, 16), every, description, names, names, np.arange(count) % 10, source.classes)
 
-    def anything(subject: Any, source: Scenes, work: Any) -> Embedding:
+    def anything(encoder: Any, source: Scenes, work: Any) -> Embedding:
         count = len(source)
         places = generator.random((3, count, 2)).astype(np.float32)
         near = Neighbors(torch.rand(count, 20), torch.from_numpy(generator.integers(0, count, (count, 20))))
@@ -119,7 +119,7 @@ def test_fifty_runs_stay_below_15_megabytes(same: bool, tmp_path: Path, monkeypa
     monkeypatch.setattr(content, "open_images", some_images)
     monkeypatch.setattr(content, "read_images", read)
     monkeypatch.setattr(content, "embed", anything)
-    monkeypatch.setattr(content, "boxes_of", lambda found, shown: np.zeros((len(shown.source), 4), np.uint8))
+    monkeypatch.setattr(content, "boxes_of", lambda _, images: np.zeros((len(images.source), 4), np.uint8))
     page = assemble(fifty, Showing(10_000))
     assert len(page["sets"]) == (1 if same else 50)
     assert page["sets"][0]["count"] >= 200
@@ -131,7 +131,7 @@ def test_two_runs_are_shown_with_ten_thousand_images() -> None:
     assert Budget().images(10_000, runs=2, sets=1) == 10_000
 
 
-def test_impossible_numbers_are_refused(tmp_path: Path) -> None:
+def test_impossible_numbers_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least 2"):
         report([str(tmp_path)], images=1)
     with pytest.raises(ValueError, match="at most 65,535"):

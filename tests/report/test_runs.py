@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mixview.report.runs import gather, read_run
-from tests.report.written import judged, write_run
+from tests.report.written import make_result, write_run
 
 
 def test_a_crashed_run_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -35,11 +35,11 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 def test_folders_that_hold_results_only_count(tmp_path: Path) -> None:
     from mixview.evaluate import results
 
-    results.save(judged("raw pixels", {"top-1": 10.0}), tmp_path / "baselines")
+    results.save(make_result("raw pixels", {"top-1": 10.0}), tmp_path / "baselines")
     assert [result.encoder for result in gather([tmp_path / "baselines"]).others] == ["raw pixels"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_run_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is a run of mixview: name the --out"):
         gather([tmp_path])
     with pytest.raises(ValueError, match=r"there is no folder .*absent"):

@@ -47,7 +47,7 @@ def write_run(
     results_of: dict[str, float] | None = None,
     **options: Any,
 ) -> Path:
-    """A run's folder; `results_of` are metrics of a k-NN evaluation in it, in per cent."""
+    """A run's folder; `results_of` are metrics of a k-NN evaluation in it, in percent."""
     settings: dict[str, Any] = {
         "data": str(data),
         "out": str(path),
@@ -82,11 +82,11 @@ def write_run(
         rows = 2 if objective == "sim" else 3
         save_image(make_grid(torch.rand(8 * rows, 3, SIZE, SIZE), nrow=8, padding=1, pad_value=1), path / "views.png")
     if results_of is not None:
-        results.save(judged(f"{path.name} (simclr {objective})", results_of, about, seed), path)
+        results.save(make_result(f"{path.name} (simclr {objective})", results_of, about, seed), path)
     return path
 
 
-def judged(encoder: str, metrics: dict[str, float], about: dict[str, str] | None = None, seed: int = 0) -> Result:
+def make_result(encoder: str, metrics: dict[str, float], about: dict[str, str] | None = None, seed: int = 0) -> Result:
     """The result of an evaluation."""
     return Result(
         protocol="linear",

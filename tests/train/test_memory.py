@@ -29,7 +29,7 @@ from tests.train.running import small_method
 IMAGENET = 1_281_167
 GIB = 2**30
 BATCH = 16
-PUBLISHED = [name for name in recipes.names() if name.startswith(("paper/", "relatives/"))]
+PUBLISHED = [name for name in recipes.names() if name.startswith(("paper/", "related/"))]
 
 
 def settings(name: str, **changes: Any) -> PretrainConfig:

@@ -284,7 +284,7 @@ def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_k
 
 @pytest.mark.parametrize("objective", ["wbsim", "unmix"])
 @pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav"])
-def test_relatives_train_and_go_on(method: Any, objective: Any, tmp_path: Path) -> None:
+def test_related_methods_train_and_resume(method: Any, objective: Any, tmp_path: Path) -> None:
     options = {"method": method, "objective": objective, "mixing": MixingConfig(lam_per="batch"), "epochs": 1}
     run = mixview.pretrain(**tiny(tmp_path / "run", **options))
     assert RunDirectory.open(resume(run, epochs=2)).status["step"] == 8

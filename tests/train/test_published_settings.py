@@ -219,21 +219,21 @@ ROWS: dict[str, Row] = {
     **{f"paper/mocov2-mixup-{a:g}": Row("mocov2", ((1.0, Mixed("Mixup", a)),)) for a in (0.5, 1.0)},
     "paper/mocov2-mixaug": Row("mocov2", ((1.0, "MixAug(CutMix)"),)),
     # i-Mix, kibok90/imix run.sh for ImageNet: Mixup, alpha 0.2, a random partner, lam at least a half, MoCo's settings.
-    "relatives/imix": Row("mocov2", ((1.0, Mixed("Mixup", 0.2, "image", "permutation", True)),)),
+    "related/imix": Row("mocov2", ((1.0, Mixed("Mixup", 0.2, "image", "permutation", True)),)),
     # InfoMin, Tian et al., 2020: its augmentation, and temperature 0.15.
-    "relatives/infomin": Row("mocov2", changes={"temperature": 0.15, "views": (INFOMIN, INFOMIN)}),
+    "related/infomin": Row("mocov2", changes={"temperature": 0.15, "views": (INFOMIN, INFOMIN)}),
     # MixCo, exp_mix_res50_imgnet.sh: MoCo v2's settings; its own term of the same weight, at temperature 1.
-    "relatives/mixco": Row("mocov2", ((1.0, Mixed("Mixup", 1.0, "image", "permutation")), (1.0, "Identity"))),
+    "related/mixco": Row("mocov2", ((1.0, Mixed("Mixup", 1.0, "image", "permutation")), (1.0, "Identity"))),
     # MoCHi, Kalantidis et al., 2020: a queue of 16k, synthetic negatives from the 10th epoch on.
-    "relatives/mochi": Row("mocov2", changes={"queue": 16_384}),
+    "related/mochi": Row("mocov2", changes={"queue": 16_384}),
     # Un-Mix, UnMix_MoCo/for_ImageNet/run.sh: MoCo v2's settings, Mixup or CutMix at even chances, both terms at 1.
-    "relatives/unmix": Row("mocov2", ((1.0, "RandomChoice(Mixup, CutMix)"), (1.0, "Identity"))),
+    "related/unmix": Row("mocov2", ((1.0, "RandomChoice(Mixup, CutMix)"), (1.0, "Identity"))),
 }
 ROWS["paper/byol-wbsim"] = ROWS["paper/byol-wbsim"]._replace(batches=(4096, 1024))  # 1024 in the paper's cost table
 
 NOT_PUBLISHED = {name for name in recipes.names() if name.startswith("small/")}
 """Recipes of our own, for little data and few cores."""
-SWAV = "relatives/swav"
+SWAV = "related/swav"
 
 
 # --- what a run would do ----------------------------------------------------------------------------------------------
@@ -444,12 +444,12 @@ def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
     assert terms_of(run) == SIM
 
 
-def test_options_of_relatives(resolve: Callable[[str], Run]) -> None:
+def test_options_of_related_methods(resolve: Callable[[str], Run]) -> None:
     """MoCHi's 1024 hardest, (1024, 128) synthetic, after 10 of 200 epochs; MixCo's temperature 1 for mixtures."""
-    mochi = resolve("relatives/mochi").method.loss_fn
+    mochi = resolve("related/mochi").method.loss_fn
     assert (mochi.hardest, mochi.pairs, mochi.with_query) == (1024, 1024, 128)
     assert mochi.start == 10 * (IMAGENET // 256)
-    assert resolve("relatives/mixco").method.loss_fn.args == (1.0,)
+    assert resolve("related/mixco").method.loss_fn.args == (1.0,)
 
 
 def test_zero_init_is_simsiams() -> None:

@@ -65,7 +65,7 @@ def test_published_settings() -> None:
 
 def test_swav_is_the_published_setting_of_two_views() -> None:
     """main_swav.py and scripts/swav_400ep_2x224_pretrain.sh, and what differs from them is said."""
-    settings = recipes.read("relatives/swav").settings
+    settings = recipes.read("related/swav").settings
     assert settings["batch_size"] == 64 * 64  # --batch_size 64, 64 GPUs
     optimizer = OptimizerConfig(**settings["optimizer"])
     assert (optimizer.name, optimizer.lr, optimizer.momentum, optimizer.weight_decay) == ("lars", 4.8, 0.9, 1e-6)
@@ -83,7 +83,7 @@ def test_swav_is_the_published_setting_of_two_views() -> None:
     assert first == second
     assert (first.crop.scale, first.blur.p, first.blur.sigma) == ((0.08, 1.0), 0.5, (0.1, 2.0))
     assert first.jitter == Jitter(0.8, 0.8, 0.8, 0.2, p=0.8)
-    header = recipes.text_of("relatives/swav").split("\nbase:")[0]
+    header = recipes.text_of("related/swav").split("\nbase:")[0]
     for difference in (
         "multi-crop",
         "0.0048",
@@ -113,7 +113,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
 
 def test_hardware_is_the_bases_unless_a_recipe_names_its_own(tmp_path: Path) -> None:
     assert recipes.read("paper/byol-wbsim-300").hardware == recipes.Hardware(8, "V100", 32)
-    assert recipes.read("relatives/swav").hardware == recipes.Hardware(64, "V100", 16)
+    assert recipes.read("related/swav").hardware == recipes.Hardware(64, "V100", 16)
     assert recipes.read("small/demo").hardware is None
     own = tmp_path / "mine.yaml"
     own.write_text('base: paper/mocov2\nabout: {hardware: "2 GPUs"}\n')

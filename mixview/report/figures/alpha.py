@@ -1,4 +1,4 @@
-"""How much the α of Beta(α, α) matters: figures of runs that differ in nothing else, beside the paper's table."""
+"""How much the α of Beta(α, α) matters: metrics of runs that differ in nothing else, beside the paper's table."""
 
 import json
 import statistics
@@ -12,9 +12,9 @@ from mixview.evaluate import paper
 from mixview.evaluate.results import distinguish, encoder_settings, stdev
 from mixview.io.records import flatten
 from mixview.report.figures.drawing import COLORS, PALE, in_style, new_figure, open_runs, save
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 
-WATCHED = "k-NN while training"
+ONLINE_KNN = "online k-NN"
 
 
 class Measured(NamedTuple):
@@ -27,11 +27,11 @@ class Measured(NamedTuple):
     settings: dict[str, Any]
     """What shaped the encoder, except the seed."""
     value: float
-    """In per cent."""
+    """In percent."""
 
 
 class Point(NamedTuple):
-    """The figures of the runs of one α, which differ in their seeds only."""
+    """The values of the runs of one α, which differ in their seeds only."""
 
     alpha: float | None
     """None where nothing is mixed."""
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
 
 @in_style
 def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None = None) -> list[Path]:
-    """Draw a figure over α, from runs that differ in --mixing.alpha and in their seeds; runs of SIM are a line.
+    """Draw a metric over α, from runs that differ in --mixing.alpha and in their seeds; runs of SIM are a line.
 
     Runs that differ in any other setting are on different curves.
 
@@ -60,10 +60,10 @@ def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None 
     compared = {name for name, curves in panels.items() if any(len(curve.points) > 1 for curve in curves)}
     names = [name for name in panels if name in compared and (metrics is None or name in metrics)][:4]
     if not names:
-        known = ", ".join(panels) or "none"
+        available = ", ".join(panels) or "none"
         raise ValueError(
             "there are no two α to compare: give runs that differ in --mixing.alpha and in no other setting, and have "
-            f"been judged (metrics: {known})"
+            f"been evaluated (metrics: {available})"
         )
     figure = new_figure(3.6 * (len(names) + 1), 3.3)
     axes_of = figure.subplots(1, len(names) + 1)
@@ -80,7 +80,7 @@ def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None 
     return save(figure, out)
 
 
-def measurements(run: Run) -> Iterator[Measured]:
+def measurements(run: ReportRun) -> Iterator[Measured]:
     """The evaluations in a run's folder, the mean over seeds of the evaluation, and its own k-NN at the end."""
     seeds: dict[str, list[Measured]] = {}
     for result in run.results:
@@ -91,23 +91,25 @@ def measurements(run: Run) -> Iterator[Measured]:
             seeds.setdefault(json.dumps([each.name, each.how, each.settings, encoder]), []).append(each)
     for same in seeds.values():
         yield same[0]._replace(value=statistics.fmean(each.value for each in same))
-    watched = [record for record in run.metrics if record.get("knn") is not None]
-    if watched:
-        settings = run.settings | {"step": watched[-1]["step"]}
+    online = [record for record in run.metrics if record.get("knn") is not None]
+    if online:
+        settings = run.settings | {"step": online[-1]["step"]}
         config = flatten(run.config)
         how = {
             name: config.get(name) for name in ("validation", "validation_split", "monitor.images", "monitor.hold_out")
         }
-        yield Measured(WATCHED, how, settings, 100 * watched[-1]["knn"])
+        yield Measured(ONLINE_KNN, how, settings, 100 * online[-1]["knn"])
 
 
-def gather_curves(runs: list[Run]) -> dict[str, list[Curve]]:
+def gather_curves(runs: list[ReportRun]) -> dict[str, list[Curve]]:
     """The curves of each metric, measured in one way. What differs in more than α and seed is on different curves."""
-    known = [each for run in runs for each in measurements(run) if is_unmixed(each) or "mixing.alpha" in each.settings]
+    measured = [
+        each for run in runs for each in measurements(run) if is_unmixed(each) or "mixing.alpha" in each.settings
+    ]
     panels: dict[str, list[Curve]] = {}
-    for name in dict.fromkeys(each.name for each in known):
+    for name in dict.fromkeys(each.name for each in measured):
         ways: dict[str, list[Measured]] = {}
-        for each in known:
+        for each in measured:
             if each.name == name:
                 ways.setdefault(json.dumps(each.how, sort_keys=True), []).append(each)
         for group, apart in zip(ways.values(), distinguish([group[0].how for group in ways.values()]), strict=True):
@@ -116,7 +118,7 @@ def gather_curves(runs: list[Run]) -> dict[str, list[Curve]]:
 
 
 def curves_of(measured: list[Measured]) -> list[Curve]:
-    """Figures that were measured alike, as curves over α."""
+    """Values that were measured alike, as curves over α."""
     families: dict[str, dict[str, list[Measured]]] = {}
     for each in measured:
         rest = json.dumps(each.settings | {"mixing.alpha": None}, sort_keys=True)
@@ -145,11 +147,11 @@ def name_curve(measured: Measured) -> str:
 
 
 def draw_curve(axes: Axes, points: list[Point], name: str, color: str) -> None:
-    """Means, and deviations where an α has several runs."""
+    """Means, and standard deviations where an α has several runs."""
     means = [statistics.fmean(point.values) for point in points]
-    spread = [stdev(point.values) if len(point.values) > 1 else 0.0 for point in points]
+    std = [stdev(point.values) if len(point.values) > 1 else 0.0 for point in points]
     alphas = [point.alpha or 0.0 for point in points]
-    axes.errorbar(alphas, means, spread if any(spread) else None, color=color, marker="o", capsize=3, label=name)
+    axes.errorbar(alphas, means, std if any(std) else None, color=color, marker="o", capsize=3, label=name)
 
 
 def draw_paper(axes: Axes) -> None:

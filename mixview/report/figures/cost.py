@@ -22,7 +22,7 @@ from mixview.methods import Method, RunLength, Views, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
 from mixview.report.figures.drawing import COLORS, PALE, in_style, new_figure, open_runs, save
-from mixview.report.runs import Run
+from mixview.report.runs import ReportRun
 from mixview.runs.progress_bar import Advance, bar
 from mixview.train.activations import peak_activations
 from mixview.train.build import build_method, build_objective
@@ -127,7 +127,7 @@ def cost(
     return draw(measured, place, out)
 
 
-def setup_of(run: Run) -> Setup:
+def setup_of(run: ReportRun) -> Setup:
     """What a step of a run is on one device: of a batch that accumulates, one micro-batch."""
     config = run.config
     wanted = {"method": run.method, **{name: config.get(name) for name in ("backbone", "batch_size", "size")}}
@@ -193,19 +193,19 @@ def take_step(method: Method, optimizer: torch.optim.Optimizer, objective: Objec
 def published(method: str) -> dict[ObjectiveName, PaperCost]:
     """The paper's cost of a method under each objective that its tables have."""
     per_gpu, total = (table_of(number) for number in (11, 12))
-    found: dict[ObjectiveName, PaperCost] = {}
+    costs: dict[ObjectiveName, PaperCost] = {}
     for objective in OBJECTIVES:
         name = PAPER_NAMES.get(method, "") + SUFFIXES[objective]
         for _, batch, memory, days in (row for row in total.rows if row[0] == name):
-            known = name in per_gpu.columns
-            found[objective] = PaperCost(
+            in_table = name in per_gpu.columns
+            costs[objective] = PaperCost(
                 int(batch),
                 float(memory),
                 float(days),
-                float(per_gpu.cell("Memory(G)", name)) if known else None,
-                float(per_gpu.cell("Cost (Hour)", name)) if known else None,
+                float(per_gpu.cell("Memory(G)", name)) if in_table else None,
+                float(per_gpu.cell("Cost (Hour)", name)) if in_table else None,
             )
-    return found
+    return costs
 
 
 def table_of(number: int) -> paper.PaperTable:
@@ -311,7 +311,7 @@ def papers_tables() -> Table:
     return table
 
 
-def recorded(runs: list[Run]) -> Table:
+def recorded(runs: list[ReportRun]) -> Table:
     """What the runs themselves took, wherever they ran."""
     table = new_table("Recorded by the runs, images and evaluations included", "run", "", "batch", "step")
     for run in runs:
@@ -398,9 +398,9 @@ def draw_bars(axes: Axes, rows: list[tuple[list[Bar], bool]]) -> None:
             if hatched:
                 patch.set(hatch="////", edgecolor="white", linewidth=0)
             ratio, text = each[place]
-            shown = text if ratio is None else f"{ratio:.2f}  ({text})"
+            label = text if ratio is None else f"{ratio:.2f}  ({text})"
             axes.annotate(
-                *(shown, (ratio or 0.0, y), (3, 0)),
+                *(label, (ratio or 0.0, y), (3, 0)),
                 textcoords="offset points",
                 va="center",
                 fontsize=7,

@@ -17,7 +17,7 @@ from mixview.encoders.loading import LoadedEncoder, load
 from mixview.io.atomic import atomic_write
 from mixview.io.run_folders import is_run
 from mixview.io.terminal import say
-from mixview.report.runs import Run, read_run, short_names
+from mixview.report.runs import ReportRun, read_run, short_names
 from mixview.report.showing import held_out, open_data
 
 # Those of the page (see page/data.js): apart to most color-blind eyes, in print and on a screen.
@@ -99,7 +99,7 @@ def open_images(place: str, split: str | None = None) -> Source:
     return open_dataset(place, split)
 
 
-def open_runs(folders: Sequence[str]) -> list[Run]:
+def open_runs(folders: Sequence[str]) -> list[ReportRun]:
     """The runs in folders, each of which must hold one."""
     if not folders:
         raise ValueError("this figure is of runs: name their folders, such as runs/sim runs/bsim")
@@ -110,7 +110,7 @@ def open_runs(folders: Sequence[str]) -> list[Run]:
     return [read_run(path, name) for path, name in zip(paths, short_names(paths), strict=True)]
 
 
-def load_encoders(runs: Sequence[Run], trust_remote_code: bool) -> list[LoadedEncoder]:
+def load_encoders(runs: Sequence[ReportRun], trust_remote_code: bool) -> list[LoadedEncoder]:
     """The encoders of runs, each of which must have one."""
     for run in runs:
         if run.encoder is None:

@@ -40,14 +40,14 @@ def mixtures(
     source = open_images(images, split)
     if pairs < 1 or len(source) < 2 * pairs:
         raise ValueError(f"{pairs} pairs need {2 * max(pairs, 1)} images, and {images} has {len(source)}")
-    reader = ImageDataset(source, Decoder("RGB"))
-    crop = CenterCrop(min(natural_size(reader), LARGEST), None)
+    dataset = ImageDataset(source, Decoder("RGB"))
+    crop = CenterCrop(min(natural_size(dataset), LARGEST), None)
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[: 2 * pairs].tolist()
-    shown = torch.stack([crop(to_tensor(to_rgb(reader[index].pixels))) for index in order])
+    crops = torch.stack([crop(to_tensor(to_rgb(dataset[index].pixels))) for index in order])
     figure = new_figure(1.15 * (len(lams) + 2), 2.75 * pairs)
     grid = figure.subplots(2 * pairs, len(lams) + 2, squeeze=False)
     for number in range(pairs):
-        pair = shown[2 * number : 2 * number + 2]
+        pair = crops[2 * number : 2 * number + 2]
         first, second = to_pictures(pair)
         step = clearest(pair, lams, seed, number)
         for place, mixer in enumerate((CutMix(), Mixup())):

@@ -1,4 +1,4 @@
-"""t-SNE of 10 images a class, 5 augmentations each, drawn three times: do classes lie apart, and views together?"""
+"""t-SNE of 10 images per class, 5 augmentations each, drawn three times: do classes lie apart, and views together?"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -46,14 +46,14 @@ def tsne_classes(
     """Draw where encoders place augmented images of some classes, several times with other images.
 
     Args:
-        runs: folders of runs, a row each.
+        runs: folders of runs, one row each.
         out: OUT.png and OUT.svg are written.
         data: labeled images by path or name; by default those that the first run held out.
         split: which part of them.
         classes: how many classes, the first ones.
         images: of each class.
         augmentations: of each image.
-        samples: how often other images are drawn, a column each.
+        samples: how often other images are drawn, one column each.
         augment: the augmentation by name; by default that of the first run.
         seed: which images, and how they are augmented.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
@@ -62,28 +62,28 @@ def tsne_classes(
     """
     if min(classes, images, augmentations, samples) < 1:
         raise ValueError("classes, images, augmentations and samples must all be at least 1")
-    found = open_runs(runs)
-    subjects = load_encoders(found, trust_remote_code)
+    opened = open_runs(runs)
+    encoders = load_encoders(opened, trust_remote_code)
     source = open_images(data or runs[0], split)
     labels = source.labels()
     if labels is None:
-        raise ValueError(f"{data or runs[0]} has no labels, one class an image: give labeled images with --data")
+        raise ValueError(f"{data or runs[0]} has no labels, one class per image: give labeled images with --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
     name = (
         augment
-        or found[0].config.get("augment")
-        or ("simclr-small" if subjects[0].size <= SMALL_IMAGE_SIZE else "simclr")
+        or opened[0].config.get("augment")
+        or ("simclr-small" if encoders[0].size <= SMALL_IMAGE_SIZE else "simclr")
     )
     if augment is None:
         require_consent({"augment": name}, str(runs[0]), trust_remote_code)
-    crop = None if augment else found[0].config.get("min_crop_scale")
+    crop = None if augment else opened[0].config.get("min_crop_scale")
     figure = new_figure(3.6 * samples, 2.9 * len(runs) + 0.5)
     grid = figure.subplots(len(runs), samples, squeeze=False)
-    for row, run, subject in zip(grid, found, subjects, strict=True):
-        views = tuple(replace(each, normalize=None) for each in load_policy(str(name), subject.size, crop))
+    for row, run, encoder in zip(grid, opened, encoders, strict=True):
+        views = tuple(replace(each, normalize=None) for each in load_policy(str(name), encoder.size, crop))
         for number, axes in enumerate(row):
             chosen = take_per_class(few, images, seed + number)
-            share = draw_sample(axes, subject, chosen, views, augmentations, seed, Work(device, workers))
+            share = draw_sample(axes, encoder, chosen, views, augmentations, seed, Work(device, workers))
             what = f"{run.name} ({run.config.get('objective', '?')})" if not number else "other images"
             bare_map(axes, f"{what}: {share:.0%}")
     names = source.classes or tuple(str(label) for label in range(classes))
@@ -91,14 +91,14 @@ def tsne_classes(
         grid[0][0].plot([], [], "o", color=COLORS[n % len(COLORS)], label=each)[0]
         for n, each in enumerate(names[:classes])
     ]
-    title = "per cent: nearest neighbors, other images only, of the same class. Numbers: images; colors: classes"
+    title = "percent: nearest neighbors, other images only, of the same class. Numbers: images; colors: classes"
     figure.legend(handles=marks, loc="outside lower center", ncols=min(10, classes), title=title, title_fontsize=8)
     return save(figure, out)
 
 
 def draw_sample(
     axes: Axes,
-    subject: LoadedEncoder,
+    encoder: LoadedEncoder,
     chosen: Subset,
     views: Policy,
     times: int,
@@ -106,8 +106,8 @@ def draw_sample(
     work: Work,
 ) -> float:
     """One map, and the share of views whose nearest view of another image is of the same class."""
-    augmented = Augmented(chosen, views, times, decoder_of(subject), seed)
-    features = l2_normalize(features_of(subject, augmented, work)["avgpool"])
+    augmented = Augmented(chosen, views, times, decoder_of(encoder), seed)
+    features = l2_normalize(features_of(encoder, augmented, work)["avgpool"])
     places = draw_map(features)
     labels = chosen.labels()
     assert labels is not None
@@ -122,5 +122,5 @@ def draw_sample(
     near = others(features, times)  # an image has times - 1 further views: one of these is another's
     strange = owner[near.position] != owner.unsqueeze(1)
     first = near.position.gather(1, strange.int().argmax(1, keepdim=True))[:, 0]
-    known = torch.from_numpy(labels)[owner]
-    return float((known[first] == known).double().mean())
+    targets = torch.from_numpy(labels)[owner]
+    return float((targets[first] == targets).double().mean())

@@ -79,13 +79,17 @@ def tsne_mixtures(
     """
     if not 0 <= pair < COUNT:
         raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")
-    found = open_runs(runs)
-    subjects = load_encoders(found, trust_remote_code)
-    whole = open_images(data or runs[0])
-    some = read_images(take_fraction(whole, min(1.0, 4 * COUNT / len(whole)), seed), data or runs[0], len(whole))
+    opened = open_runs(runs)
+    encoders = load_encoders(opened, trust_remote_code)
+    candidates = open_images(data or runs[0])
+    some = read_images(
+        take_fraction(candidates, min(1.0, 4 * COUNT / len(candidates)), seed),
+        data or runs[0],
+        len(candidates),
+    )
     if len(some.source) < COUNT:
         raise ValueError(
-            f"this figure needs {COUNT} images, and {some.words} has {len(whole)}: give others with --data"
+            f"this figure needs {COUNT} images, and {some.description} has {len(candidates)}: give others with --data"
         )
     chosen = np.linspace(0, len(some.source) - 1, COUNT).astype(np.int64)
     source, pictures = Subset(some.source, chosen), [some.pictures[index] for index in chosen]
@@ -93,31 +97,31 @@ def tsne_mixtures(
     figure = new_figure(5.2 * len(runs), 6.9)
     top, bottom = figure.subfigures(2, 1, height_ratios=[5.2, 1.7], squeeze=False)[:, 0]
     panels = top.subplots(1, len(runs), squeeze=False)[0]
-    placed = [place(subject, source, recipe, work) for subject in subjects]
-    for axes, run, each in zip(panels, found, placed, strict=True):
+    placed = [place(encoder, source, recipe, work) for encoder in encoders]
+    for axes, run, each in zip(panels, opened, placed, strict=True):
         title = f"{run.name} ({run.method or '?'}, {run.config.get('objective', '?')}): "
         draw_panel(axes, each, pictures, pair, title + f"{int(each.near.sum())} of {COUNT} mixtures beside a parent")
-    mixed = Mixtures(source, max(subject.size for subject in subjects), decoder_of(subjects[0]), recipe)
+    mixed = Mixtures(source, max(encoder.size for encoder in encoders), decoder_of(encoders[0]), recipe)
     partner = COUNT - 1 - pair
-    shown = [(str(index), pictures[index], "") for index in (pair, partner)]
+    tiles = [(str(index), pictures[index], "") for index in (pair, partner)]
     for index in (pair, partner):
         lines = [
             f"{run.name}: {each.cosine[index, 0]:.2f}, {each.cosine[index, 1]:.2f}"
-            for run, each in zip(found, placed, strict=True)
+            for run, each in zip(opened, placed, strict=True)
         ]
-        shown.append(
+        tiles.append(
             (f"{index}_{COUNT - 1 - index}", to_rgb(mixed.read(index)), "\n".join(["cosine to its parents", *lines]))
         )
-    for axes, (title, pixels, under) in zip(bottom.subplots(1, 4), shown, strict=True):
+    for axes, (title, pixels, under) in zip(bottom.subplots(1, 4), tiles, strict=True):
         show_picture(axes, pixels, title, under)
     return save(figure, out)
 
 
-def place(subject: LoadedEncoder, source: Subset, recipe: Recipe, work: Work) -> Placed:
+def place(encoder: LoadedEncoder, source: Subset, recipe: Recipe, work: Work) -> Placed:
     """Features of images and mixtures, on one map."""
-    plain = l2_normalize(features_of(subject, source, work)["avgpool"])
-    mixtures = Mixtures(source, subject.size, decoder_of(subject), recipe)
-    mixed = l2_normalize(features_of(subject, mixtures, work)["avgpool"])
+    plain = l2_normalize(features_of(encoder, source, work)["avgpool"])
+    mixtures = Mixtures(source, encoder.size, decoder_of(encoder), recipe)
+    mixed = l2_normalize(features_of(encoder, mixtures, work)["avgpool"])
     own = torch.arange(len(plain))
     partner = own.flip(0)
     closest = nearest(plain, mixed, k=1).position[:, 0]

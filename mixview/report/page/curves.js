@@ -1,9 +1,9 @@
-// Curves over the epochs, one small chart a metric, all runs in each.
+// Curves over the epochs, one small chart per metric, all runs in each.
 
 const METRICS = [
   ["loss", "Loss", "Falls while it learns. The losses of different methods and objectives do not compare.", (v) => v.toPrecision(3)],
   ["knn", "k-NN accuracy", "Held-out images whose neighbors have their class: higher is better.", (v) => percent(v, 1)],
-  ["std", "Spread of features", "Near 1 is good; near 0 every image looks the same (collapse).", (v) => v.toFixed(2)],
+  ["std", "Standard deviation of features", "Near 1 is good; near 0 every image has the same features (collapse).", (v) => v.toFixed(2)],
   ["effective_rank", "Effective rank", "How many directions the features use: higher is better, near 1 is collapse.", (v) => v.toFixed(1)],
   ["alignment", "Alignment", "Distance between two views of one image: lower is better.", (v) => v.toFixed(2)],
   ["uniformity", "Uniformity", "How evenly images fill the space: lower is better, −4 is about the least.", (v) => v.toFixed(2)],
@@ -18,9 +18,9 @@ function ticks(low, high) {
   const rough = (high - low) / 4 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
-  const found = [];
-  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + 1e-9 * step; value += step) found.push(Number(value.toPrecision(12)));
-  return found;
+  const values = [];
+  for (let value = Math.ceil(low / step - 1e-9) * step; value <= high + 1e-9 * step; value += step) values.push(Number(value.toPrecision(12)));
+  return values;
 }
 
 function short(value) {
@@ -28,7 +28,7 @@ function short(value) {
   return size >= 1e4 ? value.toExponential(0) : String(Number(value.toPrecision(4)));
 }
 
-function chart([name, title, words, format], runs, hidden) {
+function chart([name, title, description, format], runs, hidden) {
   const { width, height, left, right, top, bottom } = CHART;
   const drawn = runs.filter((run) => run.curves[name] && !hidden.has(run));
   const all = runs.filter((run) => run.curves[name]);
@@ -56,7 +56,7 @@ function chart([name, title, words, format], runs, hidden) {
     const [endX, endY] = line.at(-1).split(",");
     if (drawn.length <= 12) picture.append(svg("circle", { cx: endX, cy: endY, r: 3, fill: run.color }));
   }
-  const figure = el("figure", { class: "chart", "data-metric": name }, el("h3", {}, title), el("p", { class: "small" }, words), picture);
+  const figure = el("figure", { class: "chart", "data-metric": name }, el("h3", {}, title), el("p", { class: "small" }, description), picture);
   readOut(figure, picture, drawn, name, format, x);
   return figure;
 }
@@ -110,7 +110,7 @@ function curvesSection() {
     },
   }, bar(run), el("span", {}, run.name))));
   draw();
-  return section("curves", "While it learned", ["How each run developed, over the epochs. ",
-    el("b", {}, "Good: k-NN accuracy rises and stays up, spread and rank stay high."), " Point at a chart for its values; press a name to hide a run."],
+  return section("curves", "Training curves", ["Metrics of each run over the epochs. ",
+    el("b", {}, "Good: k-NN accuracy rises and stays up, standard deviation and rank stay high."), " Point at a chart for its values; press a name to hide a run."],
     runs.length > 1 ? legend : null, charts);
 }

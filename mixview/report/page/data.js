@@ -23,7 +23,7 @@ DATA.sets.forEach((set) => {
 DATA.runs.forEach((run, number) => {
   run.number = number;
   run.color = colorOf(number);
-  run.shown = run.set === null ? null : DATA.sets[run.set];
+  run.imageSet = run.set === null ? null : DATA.sets[run.set];
   if (run.map) {
     const { places, near, mixed, parents, clusters } = run.map;
     Object.assign(run.map, {
@@ -39,7 +39,7 @@ DATA.runs.forEach((run, number) => {
 });
 
 // Two runs side by side: one as published (SIM) and one with mixtures, where there are such on the same images.
-const pair = { runs: [], watchers: [] };
+const pair = { runs: [], listeners: [] };
 
 function firstPair() {
   const mapped = DATA.runs.filter((run) => run.map);
@@ -51,20 +51,20 @@ function firstPair() {
   return [left, right].filter(Boolean);
 }
 
-function watchPair(react) {
-  pair.watchers.push(react);
+function onPairChange(react) {
+  pair.listeners.push(react);
   react();
 }
 
 function choosePair(side, run) {
   pair.runs[side] = run;
-  for (const react of pair.watchers) react();
+  for (const react of pair.listeners) react();
 }
 
 // A block for each of the two runs, redrawn when another is chosen.
 function sides(draw) {
   const node = el("div", { class: "sides" });
-  watchPair(() => node.replaceChildren(...pair.runs.map((run, side) =>
+  onPairChange(() => node.replaceChildren(...pair.runs.map((run, side) =>
     el("div", { class: "side" }, el("h3", {}, bar(run), run.name), draw(run, side)))));
   return node;
 }

@@ -31,25 +31,25 @@ function bar(run) {
 }
 
 // A section of the page: what it is, one line of what to look for, and what it shows.
-function section(id, title, look, ...children) {
+function section(id, title, hint, ...children) {
   return el("section", { id, "aria-labeledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title), el("p", { class: "look" }, look), ...children);
+    el("h2", { id: `${id}-title` }, title), el("p", { class: "hint" }, hint), ...children);
 }
 
 // Buttons of which one is pressed.
 function choice(title, options, now, change) {
-  const buttons = options.map(([value, words]) => el("button", {
+  const buttons = options.map(([value, label]) => el("button", {
     type: "button", "aria-pressed": String(value === now),
     onclick: (event) => {
       for (const each of buttons) each.setAttribute("aria-pressed", String(each === event.currentTarget));
       change(value);
     },
-  }, words));
+  }, label));
   return el("fieldset", {}, el("legend", {}, title), buttons);
 }
 
-function say(words) {
-  document.getElementById("live").textContent = words;
+function say(message) {
+  document.getElementById("live").textContent = message;
 }
 
 function percent(share, digits = 0) {

@@ -4,13 +4,13 @@ const explorer = { chosen: null, hovered: null, coloring: null, pictures: false,
 const CELLS = 64;
 
 function groupOf(run, index) {
-  return explorer.coloring === "class" && run.shown.labels ? run.shown.labels[index] : run.map.clusters[index];
+  return explorer.coloring === "class" && run.imageSet.labels ? run.imageSet.labels[index] : run.map.clusters[index];
 }
 
 class ImageMap {
   constructor(run) {
     this.run = run;
-    this.set = run.shown;
+    this.set = run.imageSet;
     this.view = { scale: 1, x: 0, y: 0 };
     this.side = 0;
     this.points = el("canvas", { "aria-hidden": "true" });
@@ -161,7 +161,7 @@ class ImageMap {
     this.drawSoon();
   }
 
-  // Once a frame, however many events a frame has.
+  // Once per frame, however many events a frame has.
   drawSoon() {
     this.waiting ||= requestAnimationFrame(() => { this.waiting = 0; this.draw(); });
   }
@@ -177,7 +177,7 @@ class ImageMap {
   }
 
   draw() {
-    this.side = this.node.clientWidth; // asked once: every question makes the browser look at its layout
+    this.side = this.node.clientWidth; // read once: every read makes the browser compute its layout
     if (!this.side) return;
     const context = this.prepare(this.points);
     if (explorer.pictures) this.drawPictures(context);
@@ -185,7 +185,7 @@ class ImageMap {
     this.drawMarks();
   }
 
-  // A color at a time: the dots of one are one path.
+  // One color at a time: the dots of one are one path.
   drawDots(context) {
     const radius = Math.max(1.8, Math.min(6, 95 / Math.sqrt(this.set.count))) * Math.min(2, Math.sqrt(this.view.scale));
     const tiny = radius < 2.5; // nobody sees that a dot of four pixels is square, and squares are drawn faster
@@ -286,7 +286,7 @@ function mixturesOf(set, index) {
   return set.boxes && set.partner(index) !== index ? [index, set.partner(index)] : [];
 }
 
-function sharesChoice(run) { return run.shown === explorer.owner; }
+function sharesChoice(run) { return run.imageSet === explorer.owner; }
 
 const tip = el("div", { class: "tip", hidden: true, role: "status" });
 
@@ -310,11 +310,11 @@ function choose(index) {
   if (index !== null) say(`chosen: image ${index}, ${explorer.owner.caption(index)}`);
 }
 
-// What is known of the chosen image: its neighbors by each run, and where its mixtures fall.
+// Details of the chosen image: its neighbors by each run, and where its mixtures fall.
 function chosenDetail() {
   const set = explorer.owner;
   const index = explorer.chosen;
-  const mine = pair.runs.filter((run) => run.map && run.shown === set);
+  const mine = pair.runs.filter((run) => run.map && run.imageSet === set);
   return [
     el("div", { class: "head" }, tile(set, index, 96), el("div", {}, el("h3", {}, set.caption(index)),
       el("p", { class: "small" }, `image ${index}${set.captions ? `, ${set.names[index]}` : ""}`),
@@ -326,7 +326,7 @@ function chosenDetail() {
         const share = shareOf(set, mixture);
         const [first, second] = [set.caption(mixture), set.caption(set.partner(mixture))];
         return el("div", { class: "mixture" }, mixedTile(set, mixture, 52), el("span", {},
-          `${percent(share)} ${first} + ${percent(1 - share)} ${second}: likeness ${run.map.cosine(mixture, 0).toFixed(2)} to the first, ${run.map.cosine(mixture, 1).toFixed(2)} to the second`));
+          `${percent(share)} ${first} + ${percent(1 - share)} ${second}: cosine ${run.map.cosine(mixture, 0).toFixed(2)} to the first, ${run.map.cosine(mixture, 1).toFixed(2)} to the second`));
       })))),
   ];
 }
@@ -334,7 +334,7 @@ function chosenDetail() {
 function groupLegend(node) {
   const run = pair.runs.find((each) => each.map);
   if (!run) return;
-  const names = explorer.coloring === "class" && run.shown.labels ? run.shown.classes
+  const names = explorer.coloring === "class" && run.imageSet.labels ? run.imageSet.classes
     : Array.from({ length: run.map.groups }, (_, number) => `cluster ${number + 1}`);
   node.replaceChildren(...names.slice(0, 40).map((name, group) => el("button", {
     type: "button", "aria-pressed": String(explorer.group === group),
@@ -348,7 +348,7 @@ function groupLegend(node) {
 
 function explorerSection() {
   if (!DATA.runs.some((run) => run.map)) return null;
-  const labeled = DATA.runs.some((run) => run.map && run.shown.labels);
+  const labeled = DATA.runs.some((run) => run.map && run.imageSet.labels);
   explorer.coloring = labeled ? "class" : "cluster";
   const legend = el("div", { class: "legend pick", role: "group", "aria-label": "Show one group only" });
   const redraw = () => { for (const map of explorer.maps) map.draw(); };
@@ -360,9 +360,9 @@ function explorerSection() {
     detail.hidden = explorer.chosen === null;
     detail.replaceChildren(...(explorer.chosen === null ? [] : chosenDetail()));
   };
-  const words = el("p", { class: "small" });
+  const caption = el("p", { class: "small" });
   const panels = el("div", { class: "sides" });
-  watchPair(() => {
+  onPairChange(() => {
     explorer.maps = [];
     panels.replaceChildren(...pair.runs.map((run) => {
       const map = run.map && new ImageMap(run);
@@ -370,16 +370,16 @@ function explorerSection() {
       return el("div", { class: "side" }, el("h3", {}, bar(run), run.name, el("span", { class: "small" }, `${run.method}, ${run.objective}`)),
         map ? map.node : el("p", { class: "note" }, run.notes.at(-1) || "There is no map of this run."));
     }));
-    const sets = [...new Set(pair.runs.filter((run) => run.map).map((run) => run.shown))];
+    const sets = [...new Set(pair.runs.filter((run) => run.map).map((run) => run.imageSet))];
     if (!sets.includes(explorer.owner)) [explorer.chosen, explorer.owner] = [null, sets[0]];
-    words.textContent = sets.map((set) => `${set.count.toLocaleString("en")} images of ${set.words}.`).join(" ")
+    caption.textContent = sets.map((set) => `${set.count.toLocaleString("en")} images of ${set.description}.`).join(" ")
       + " Places by t-SNE; diamonds are mixtures, put beside the images whose features are nearest.";
     explorer.group = null;
     groupLegend(legend);
     explorer.showChosen();
   });
   document.body.append(tip);
-  return section("explorer", "How it arranges images", ["Every dot is an image; images with similar features lie together. ",
-    el("b", {}, "Good: dots of one color form islands."), " Point at a dot to see its image; press it for its neighbors and for where its mixtures fall (diamonds: they should lie towards the image they show most of)."],
-    controls, legend, panels, words, detail);
+  return section("explorer", "Embedding explorer", ["Every dot is an image; images with similar features lie together. ",
+    el("b", {}, "Good: dots of one color form islands."), " Point at a dot to see its image; press it for its neighbors and for where its mixtures fall (diamonds: they should lie toward the image they show most of)."],
+    controls, legend, panels, caption, detail);
 }

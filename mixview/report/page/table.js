@@ -10,10 +10,10 @@ function sortable(name, columns, rows) {
     const falling = heads[index].getAttribute("aria-sort") !== (columns[index].text ? "ascending" : "descending");
     const down = columns[index].text ? !falling : falling;
     heads.forEach((head, each) => head.setAttribute("aria-sort", each === index ? (down ? "descending" : "ascending") : "none"));
-    const known = rows.filter((row) => row.cells[index] && row.cells[index].value !== null);
+    const withValue = rows.filter((row) => row.cells[index] && row.cells[index].value !== null);
     const compare = (one, other) => (typeof one === "string" ? one.localeCompare(other, undefined, { numeric: true }) : one - other);
-    known.sort((one, other) => (down ? -1 : 1) * compare(one.cells[index].value, other.cells[index].value));
-    draw([...known, ...rows.filter((row) => !known.includes(row))]);
+    withValue.sort((one, other) => (down ? -1 : 1) * compare(one.cells[index].value, other.cells[index].value));
+    draw([...withValue, ...rows.filter((row) => !withValue.includes(row))]);
     say(`sorted by ${columns[index].title}, ${down ? "falling" : "rising"}`);
   };
   columns.forEach((column, index) => heads.push(el("th", { scope: "col", "aria-sort": "none", class: column.text ? "text" : null },
@@ -26,11 +26,11 @@ function sortable(name, columns, rows) {
 
 function evaluationSection() {
   const { columns, lines, notes, warnings } = DATA.evaluation;
-  const look = ["How well labeled test images are told apart by what the encoder learned, in per cent. ", el("b", {}, "Higher is better; the best of a column is bold."),
+  const hint = ["How well labeled test images are classified with the features of each encoder, in percent. ", el("b", {}, "Higher is better; the best of a column is bold."),
     " ± is the standard deviation over seeds or samples. ",
-    ...(lines.some((line) => line.cells.some((cell) => cell && cell.paper)) ? [el("span", { class: "paper" }, "Violet figures are the paper's own"), ", for the same settings: not measured here."] : [])];
+    ...(lines.some((line) => line.cells.some((cell) => cell && cell.paper)) ? [el("span", { class: "paper" }, "Violet numbers are the paper's own"), ", for the same settings: not measured here."] : [])];
   if (!lines.length) {
-    return section("evaluation", "What it is worth", ["No run has been judged yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELED_IMAGES"), " adds figures."]);
+    return section("evaluation", "Evaluation", ["No run has been evaluated yet: ", el("code", {}, "mixview evaluate knn RUN --data LABELED_IMAGES"), " adds results."]);
   }
   const several = new Set(columns.map((column) => column.data)).size > 1;
   const heads = [{ title: "encoder", text: true }, ...columns.map((column) => ({
@@ -48,12 +48,12 @@ function evaluationSection() {
       }),
     ],
   }));
-  const words = [...new Set(columns.flatMap((column) => column.descriptions.map((each) => `${column.protocol}: ${each} On ${column.data}.`)))];
+  const descriptions = [...new Set(columns.flatMap((column) => column.descriptions.map((each) => `${column.protocol}: ${each} On ${column.data}.`)))];
   const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.mark}: ${cell.paper.where}`))];
-  return section("evaluation", "What it is worth", look, sortable("Evaluation", heads, rows),
+  return section("evaluation", "Evaluation", hint, sortable("Evaluation", heads, rows),
     warnings.map((warning) => el("p", { class: "note error" }, warning)),
-    el("details", {}, el("summary", {}, "How these figures were made"),
-      words.map((each) => el("p", { class: "small" }, each)),
+    el("details", {}, el("summary", {}, "How these metrics were computed"),
+      descriptions.map((each) => el("p", { class: "small" }, each)),
       sources.map((source) => el("p", { class: "small" }, el("span", { class: "paper" }, "The paper's "), source)),
       notes.map((note) => el("p", { class: "small" }, note))));
 }

@@ -30,9 +30,9 @@ function paint(context, set, index, x, y, side, part = [0, 0, 1, 1]) {
   else sheet.waiting.push(draw);
 }
 
-function tileCanvas(side, words) {
+function tileCanvas(side, label) {
   const scale = window.devicePixelRatio || 1;
-  const canvas = el("canvas", { width: side * scale, height: side * scale, role: "img", "aria-label": words });
+  const canvas = el("canvas", { width: side * scale, height: side * scale, role: "img", "aria-label": label });
   canvas.style.width = canvas.style.height = `${side}px`;
   return canvas;
 }
@@ -68,9 +68,9 @@ function mixedTile(set, index, side) {
 }
 
 // A tile with a frame that says whether its class is that of the image it is near to.
-function framed(set, index, asked, side) {
-  const known = set.labels && set.labels[index] >= 0 && set.labels[asked] >= 0;
-  const same = known && set.labels[index] === set.labels[asked];
-  const words = known ? `${set.caption(index)}, ${same ? "the same class" : "another class"}` : set.caption(index);
-  return el("span", { class: `tile ${known ? (same ? "same" : "other") : ""}`, title: words }, tile(set, index, side));
+function framed(set, index, query, side) {
+  const labeled = set.labels && set.labels[index] >= 0 && set.labels[query] >= 0;
+  const same = labeled && set.labels[index] === set.labels[query];
+  const title = labeled ? `${set.caption(index)}, ${same ? "the same class" : "another class"}` : set.caption(index);
+  return el("span", { class: `tile ${labeled ? (same ? "same" : "other") : ""}`, title }, tile(set, index, side));
 }

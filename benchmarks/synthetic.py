@@ -1,9 +1,9 @@
-"""Does it learn? Every method on the embedded scenes, against a random encoder and raw pixels, by k-NN and linearly.
+"""Does it learn? Every method on the built-in synthetic dataset, next to a random encoder and raw pixels: k-NN, linear.
 
-    python benchmarks/embedded.py [--methods simclr mocov2 byol simsiam] [--objectives sim wbsim] [--jobs 2]
+    python benchmarks/synthetic.py [--methods simclr mocov2 byol simsiam] [--objectives sim wbsim] [--jobs 2]
 
-Recipes small/cpu-METHOD as they are but for the objective, one core a run. The scenes that are asked about were in no
-run, nor were they looked at when the recipes were made (that was the val part).
+Recipes small/cpu-METHOD as they are but for the objective, one core per run. The test scenes were in no run, and were
+not used when the recipes were made (that was the val part).
 """
 
 import argparse
@@ -76,23 +76,23 @@ def main() -> None:
     train, test = Scenes(options.count), Scenes(1000, split="test")
     labels, truth = torch.as_tensor(train.labels()), torch.as_tensor(test.labels())
 
-    def judge(name: str, encoder: nn.Module, about: str = "") -> None:
-        known, asked = features(encoder, train, SIZE), features(encoder, test, SIZE)
-        knn = knn_accuracy(known, labels, asked, truth, classes=CLASSES)
-        print(f"{name:24} {knn:8.1%} {linear_accuracy(known, labels, asked, truth):8.1%}   {about}", flush=True)
+    def evaluate(name: str, encoder: nn.Module, about: str = "") -> None:
+        bank, queries = features(encoder, train, SIZE), features(encoder, test, SIZE)
+        knn = knn_accuracy(bank, labels, queries, truth, classes=CLASSES)
+        print(f"{name:24} {knn:8.1%} {linear_accuracy(bank, labels, queries, truth):8.1%}   {about}", flush=True)
 
-    print(f"{options.count} scenes of {SIZE} px; 1,000 unseen scenes, {CLASSES} classes")
+    print(f"{options.count} scenes of {SIZE} px; 1,000 held-out scenes, {CLASSES} classes")
     print(f"{'':24} {'20-NN':>8} {'linear':>8}")
     torch.manual_seed(0)
-    judge("raw pixels", nn.Flatten())
-    judge("random encoder", backbones.build("small", size=SIZE).encoder)
-    cells = [(m, o, s) for m in options.methods for o in options.objectives for s in range(options.seeds)]
+    evaluate("raw pixels", nn.Flatten())
+    evaluate("random encoder", backbones.build("small", size=SIZE).encoder)
+    combinations = [(m, o, s) for m in options.methods for o in options.objectives for s in range(options.seeds)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
-        done = pool.map(lambda cell: run(*cell, options.epochs, options.count, Path(folder)), cells)
-        for (method, objective, seed), (out, minutes) in zip(cells, done, strict=True):
+        done = pool.map(lambda each: run(*each, options.epochs, options.count, Path(folder)), combinations)
+        for (method, objective, seed), (out, minutes) in zip(combinations, done, strict=True):
             status = RunDirectory.open(out).status
             about = f"{status['epoch']:g} epochs, {status['step']} steps, {minutes:.0f} min of a core"
-            judge(f"{method} {objective} seed {seed}", load_encoder(out)[0], about)
+            evaluate(f"{method} {objective} seed {seed}", load_encoder(out)[0], about)
 
 
 if __name__ == "__main__":
