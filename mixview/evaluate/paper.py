@@ -221,6 +221,7 @@ MIXED: Choices = {
     "mixing.partner": ("reversal",),
     "mixing.lam_at_least_half": (False,),
     "mixing.prob": (1,),
+    "mixing.anchors": ("all",),
     "mixing.weight": (0.5,),
     "mixing.sim_weight": (0.5,),
     "mixing.warmup": (None,),
