@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mixview.encoders import backbones
-from mixview.train import pretraining
+from mixview.train import build, pretraining
 from mixview.train.config import MonitorConfig, OptimizerConfig
 
 LINKS = 20_000
@@ -44,7 +44,7 @@ def patches(channels: int = 3) -> nn.Module:
     return nn.Sequential(convolution, nn.BatchNorm2d(128), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class EvalContext(NamedTuple):
+class Setup(NamedTuple):
     """What both sides train."""
 
     backbone: str
@@ -61,17 +61,17 @@ class EvalContext(NamedTuple):
         return AHEAD * self.workers
 
 
-def mixview_side(case: EvalContext) -> Side:
+def mixview_side(case: Setup) -> Side:
     """The command as it is, but for its loader, which waits for its turns."""
 
     def run(turns: Turns, folder: str) -> None:
-        make = pretraining.view_loader
+        make = build.view_loader
 
         def in_turns(*arguments: Any, **options: Any) -> Turns:
             turns.batches = make(*arguments, **options)
             return turns
 
-        pretraining.view_loader = in_turns  # type: ignore[assignment]
+        build.view_loader = in_turns  # type: ignore[assignment]
         pretraining.pretrain(
             data=case.folder,
             out=f"{folder}/run",
@@ -89,7 +89,7 @@ def mixview_side(case: EvalContext) -> Side:
     return Side(run, (), case.batch, case.ahead)
 
 
-def lightly_side(case: EvalContext) -> Side:
+def lightly_side(case: Setup) -> Side:
     """As in lightly's documentation."""
 
     def run(turns: Turns, folder: str) -> None:
@@ -141,7 +141,7 @@ def main() -> None:
         )
         print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU, without workers"))
         for backbone in options.backbones:
-            case = EvalContext(backbone, options.method, folder, options.workers)
+            case = Setup(backbone, options.method, folder, options.workers)
             report(backbone, compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds))
 
 
