@@ -62,7 +62,7 @@ PASSES = {
 """How many views BSIM mixes per step, and what passes SIM and BSIM make."""
 
 
-class EvalContext(NamedTuple):
+class Setup(NamedTuple):
     """What both sides train."""
 
     backbone: str
@@ -78,7 +78,7 @@ class EvalContext(NamedTuple):
         return BATCH.get(self.backbone, 16)
 
 
-def ready_made(case: EvalContext) -> list[tuple[Tensor, Tensor]]:
+def ready_made(case: Setup) -> list[tuple[Tensor, Tensor]]:
     """A few batches of views."""
     generator = torch.Generator().manual_seed(0)
     shape = (2, case.batch, 3, SIZE, SIZE)
@@ -98,7 +98,7 @@ class Endless:
         return self.reader[index % len(self.reader)]
 
 
-def build_engine(case: EvalContext, settings: PretrainConfig, loader: Iterable[object]) -> Engine:
+def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]) -> Engine:
     """As `mixview.train.build.build` does, around a loader of ours."""
     batches = EpochSampler(ENDLESS, case.batch)
     fabric = Fabric(accelerator="cpu", devices=1)
@@ -119,7 +119,7 @@ def build_engine(case: EvalContext, settings: PretrainConfig, loader: Iterable[o
     )
 
 
-def settings_of(case: EvalContext, out: str) -> PretrainConfig:
+def settings_of(case: Setup, out: str) -> PretrainConfig:
     return PretrainConfig(
         data="scenes",
         out=out,
@@ -133,13 +133,13 @@ def settings_of(case: EvalContext, out: str) -> PretrainConfig:
     )
 
 
-def mixview_views(case: EvalContext) -> Iterator[object]:
+def mixview_views(case: Setup) -> Iterator[object]:
     """Ready-made batches as the engine takes them, without end."""
     index = torch.arange(case.batch)
     return itertools.cycle([(views, index) for views in ready_made(case)])
 
 
-def mixview_side(case: EvalContext) -> Side:
+def mixview_side(case: Setup) -> Side:
     """mixview's own loop."""
     scenes = ImageDataset(Scenes(len(case.pixels), size=SIZE))
     policy = load_policy(f"{case.method}-small", SIZE)
@@ -157,7 +157,7 @@ def mixview_side(case: EvalContext) -> Side:
     return Side(run, loader, case.batch)
 
 
-def lightly_side(case: EvalContext) -> Side:
+def lightly_side(case: Setup) -> Side:
     """`lightly_trainer`'s module under Lightning's Trainer, with its progress bar and TensorBoard logger."""
     if case.whole:
         images = lightly_trainer.Images(case.pixels, lightly_trainer.transform_of(case.method, SIZE), ENDLESS)
@@ -175,7 +175,7 @@ def lightly_side(case: EvalContext) -> Side:
     return Side(run, loader, case.batch)
 
 
-def compare_objectives(case: EvalContext, rounds: int) -> list[tuple[Turn, Turn]]:
+def compare_objectives(case: Setup, rounds: int) -> list[tuple[Turn, Turn]]:
     """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimizer."""
     settings = settings_of(case, "")
     engine = build_engine(case, settings, mixview_views(case))
@@ -198,7 +198,7 @@ def compare_objectives(case: EvalContext, rounds: int) -> list[tuple[Turn, Turn]
     return turns
 
 
-def mixing_seconds(case: EvalContext, views: int) -> float:
+def mixing_seconds(case: Setup, views: int) -> float:
     """CPU time per step of what BSIM does and SIM does not: draw a mixture, and mix this many views. Median of 100."""
     images, _ = ready_made(case)[0]
     if case.channels_last:
@@ -235,14 +235,14 @@ def main() -> None:
             print()
             print(line(title, "mixview", "lightly + Trainer", "ratio, clock", "ratio, CPU time"), "  (at least 1)")
             for backbone, method in itertools.product(options.backbones, options.methods):
-                case = EvalContext(backbone, method, pixels, part == "whole", not options.contiguous)
+                case = Setup(backbone, method, pixels, part == "whole", not options.contiguous)
                 turns = compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds)
                 report(f"{method}, {backbone}", turns)
     if "bsim" in options.parts:
         print()
         print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
         for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
-            case = EvalContext(backbone, method, pixels, False, not options.contiguous)
+            case = Setup(backbone, method, pixels, False, not options.contiguous)
             turns = compare_objectives(case, options.steps)
             report(f"{method}, {backbone}", turns)
             step = case.batch / statistics.median(sim.cpu_rate for _, sim in turns)
