@@ -48,7 +48,7 @@ def pretrain(name: str, seed: int, options: argparse.Namespace) -> Path:
     command += ["--objective", options.objective, "--epochs", str(epochs), "--size", str(options.size)]
     command += [
         "--batch_size",
-        str(min(options.batch, images)),
+        str(min(options.batch_size, images)),
         "--seed",
         str(seed),
         "--out",

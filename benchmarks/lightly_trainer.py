@@ -161,7 +161,11 @@ def main() -> None:
     pixels = np.stack([scenes.read(index) for index in range(len(scenes))])
     backbone = backbones.build(options.backbone, size=32)
     loader = DataLoader(
-        Images(pixels, transform_of(options.method, 32)), options.batch, shuffle=True, drop_last=True, num_workers=0
+        Images(pixels, transform_of(options.method, 32)),
+        options.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=0,
     )
     trainer = lightning.Trainer(max_epochs=options.epochs, accelerator="cpu", devices=1)
     trainer.fit(MODULES[options.method](backbone.encoder, backbone.feature_dim), loader)

@@ -9,14 +9,15 @@ The paper's cost table has 5.5 / 5.5 / 8.2 GB for MoCo, MoCo-BSIM and MoCo-WBSIM
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models import resnet50
 
-from mixview import CutMix, bsim, recipes, sim, wbsim
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, moco_v2
+from mixview import CutMix, Objective, bsim, mixture_generators, recipes, sim, wbsim
+from mixview.methods import BYOL, Method, SimCLR, SimSiam, backward, moco_v2
+from mixview.nn import EncoderWithProjector
 from mixview.train.activations import peak_activations
 from mixview.train.config import from_plain
 from mixview.train.memory import step_memory
@@ -35,6 +36,22 @@ METHODS: dict[str, Callable[[], Method]] = {
     "SimCLR": lambda: SimCLR(encoder(), 2048),
     "SimCLR, one-sided": lambda: SimCLR(encoder(), 2048, symmetric=False),
 }
+
+
+def work(method: Method, objective: Objective, views: Sequence[Tensor]) -> float:
+    """Forward passes of a batch through the encoders in one step."""
+    images = {True: 0, False: 0}
+
+    def count(module: nn.Module, batch: tuple[Tensor, ...]) -> None:
+        images[torch.is_grad_enabled()] += len(batch[0])
+
+    networks = [each.encoder for each in method.modules() if isinstance(each, EncoderWithProjector)]
+    hooks = [network.register_forward_pre_hook(count) for network in networks]
+    backward(method, views, objective.draw(views[0], mixture_generators(0, 0)))
+    for hook in hooks:
+        hook.remove()
+    method.zero_grad()
+    return (3 * images[True] + images[False]) / len(views[0])
 
 
 def show_recipes() -> None:
@@ -56,18 +73,31 @@ def main() -> None:
     if options.recipes:
         show_recipes()
         return
-    views = torch.rand(2, options.batch, 3, options.size, options.size).unbind()
+    views = torch.rand(2, options.batch_size, 3, options.size, options.size).unbind()
     mixer = CutMix(lam_per="image")
-    print(f"peak of saved activations in MB, ResNet-50, batch {options.batch}, {options.size} px")
+    print(f"peak of saved activations in MB, ResNet-50, batch {options.batch_size}, {options.size} px")
     print(f"{'':18} {'SIM':>8} {'BSIM':>8} {'WBSIM':>8} {'WBSIM joint':>12} {'WBSIM/BSIM':>11} {'joint/BSIM':>11}")
     for name, make in METHODS.items():
         method = make()
-        cells = [
+        megabytes = [
             peak_activations(method, objective, (views[0], views[1]), joint=joint) / 1e6
             for objective, joint in ((sim(), False), (bsim(mixer), False), (wbsim(mixer=mixer), False), (wbsim(), True))
         ]
-        one, two, three, joint = cells
+        one, two, three, joint = megabytes
         print(f"{name:18} {one:8.0f} {two:8.0f} {three:8.0f} {joint:12.0f} {three / two:11.2f} {joint / two:11.2f}")
+    print(
+        f"\nforward passes per step (a backward counts as two) and saved activations, relative to SIM\n{'':18}", end=""
+    )
+    print("".join(f"{title:>22}" for title in ("BSIM", "WBSIM", "BSIM, one per pair", "WBSIM, one per pair")))
+    half = CutMix(lam_per="pair", anchors="one_per_pair")
+    for name, make in METHODS.items():
+        method = make()
+        costs = [
+            (work(method, each, views), peak_activations(method, each, (views[0], views[1])))
+            for each in (sim(), bsim(mixer), wbsim(mixer=mixer), bsim(half), wbsim(mixer=half))
+        ]
+        ratios = [(passes / costs[0][0], memory / costs[0][1]) for passes, memory in costs[1:]]
+        print(f"{name:18}" + "".join(f"{passes:12.3f} ×{memory:7.2f} ×" for passes, memory in ratios))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What mixing costs: per-sample CutMix against one-lam CutMix, and against a training step of ResNet-50.
+"""What mixing costs: every mixer with one lam per image, against a training step of ResNet-50.
 
     python benchmarks/mixing.py [--batch_size 16] [--rounds 5]
 
@@ -7,14 +7,26 @@ One process, the threads that torch takes. Median of interleaved rounds, with th
 
 import argparse
 import statistics
+from functools import partial
 
 import torch
 from timing import interleaved, row
 from torch import Tensor, nn
 from torchvision.models import resnet50
 
-from mixview import CutMix, Mixup, sim
+from mixview import CutMix, FMix, Mixer, Mixup, PatchMix, ResizeMix, sim
 from mixview.methods import backward, moco_v2
+
+MIXERS: dict[str, Mixer] = {
+    "CutMix": CutMix(lam_per="image"),
+    "Mixup": Mixup(lam_per="image"),
+    "ResizeMix": ResizeMix(lam_per="image"),
+    "FMix": FMix(lam_per="image"),
+    "PatchMix": PatchMix(lam_per="image"),
+    "PatchMix, 4 parents": PatchMix(lam_per="image", parents=4),
+    "CutMix, one anchor per pair": CutMix(lam_per="pair", anchors="one_per_pair"),
+}
+"""With one lam per image, or per pair."""
 
 
 def slice_assignment(images: Tensor) -> Tensor:
@@ -36,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
 
-    images = torch.rand(options.batch, 3, 224, 224)
+    images = torch.rand(options.batch_size, 3, 224, 224)
     generator = torch.Generator().manual_seed(0)
     encoder = resnet50(weights=None)
     encoder.fc = nn.Identity()
@@ -49,27 +61,27 @@ def main() -> None:
         optimizer.zero_grad()
         method.update(keys, progress=0.0)
 
-    def mixing(mixer: CutMix | Mixup) -> None:
+    def mixing(mixer: Mixer) -> None:
         mixer.draw(images, generator)(images)
 
     seconds = interleaved(
         {
             "CutMix, one lam, slice assignment": lambda: slice_assignment(images),
             "CutMix, one lam": lambda: mixing(CutMix()),
-            "CutMix, lam per sample": lambda: mixing(CutMix(lam_per="image")),
-            "Mixup, lam per sample": lambda: mixing(Mixup(lam_per="image")),
+            **{name: partial(mixing, mixer) for name, mixer in MIXERS.items()},
             "training step, MoCo v2 ResNet-50": step,
         },
         options.rounds,
     )
-    print(f"batch {options.batch}, 224 px, {torch.get_num_threads()} threads, {options.rounds} rounds")
+    print(f"batch {options.batch_size}, 224 px, {torch.get_num_threads()} threads, {options.rounds} rounds")
     print(f"{'':34} {'median ms':>10}   (min – max)")
     for name, times in seconds.items():
         print(row(name, times))
     median = {name: statistics.median(times) for name, times in seconds.items()}
-    lam_per, whole = median["CutMix, lam per sample"], median["training step, MoCo v2 ResNet-50"]
-    print(f"per-sample CutMix / one-lam CutMix: {lam_per / median['CutMix, one lam']:.2f}")
-    print(f"per-sample CutMix / training step:  {lam_per / whole:.3%} (to stay below 1 %)")
+    print(f"CutMix, lam per image / one lam: {median['CutMix'] / median['CutMix, one lam']:.2f}")
+    for name in MIXERS:
+        share = median[name] / median["training step, MoCo v2 ResNet-50"]
+        print(f"{name} / training step: {share:.3%} (to stay below 1 %)")
 
 
 if __name__ == "__main__":
