@@ -24,7 +24,7 @@ from tests.train.running import tiny
         (MonitorConfig, {"images": 0}, "--monitor.images must be a whole number, at least 4, got 0"),
         (MonitorConfig, {"log_every": 0}, "--monitor.log_every must be a whole number, at least 1, got 0"),
         (PretrainConfig, {"augment_device": "gpu"}, "--augment_device must be cpu or device, got 'gpu'"),
-        (PretrainConfig, {"method": "mocov3"}, "there is no method 'mocov3': did you mean mocov2?"),
+        (PretrainConfig, {"method": "mocov4"}, "there is no method 'mocov4': did you mean mocov3?"),
         (PretrainConfig, {"batch_size": 0}, "--batch_size must be a whole number, at least 2 or auto, got 0"),
         (PretrainConfig, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
         (PretrainConfig, {"out": ""}, "--out must be text, not empty, got ''"),
