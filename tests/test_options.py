@@ -65,7 +65,7 @@ def test_types(hint: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_unknown_methods_and_objectives_are_named() -> None:
-    with pytest.raises(ValueError, match=r"there is no method 'moco': did you mean mocov2"):
+    with pytest.raises(ValueError, match=r"there is no method 'moco': did you mean mocov3"):
         PretrainConfig(method="moco")
     with pytest.raises(ValueError, match=r"objective must be sim, .* got 'bism': did you mean bsim"):
         build_objective("bism", MixingConfig())  # type: ignore[arg-type]
