@@ -85,10 +85,10 @@ def main() -> None:
         ]
         one, two, three, joint = megabytes
         print(f"{name:18} {one:8.0f} {two:8.0f} {three:8.0f} {joint:12.0f} {three / two:11.2f} {joint / two:11.2f}")
+    print("\nforward passes per step (a backward counts as two) and saved activations, relative to SIM")
     print(
-        f"\nforward passes per step (a backward counts as two) and saved activations, relative to SIM\n{'':18}", end=""
+        " " * 18 + "".join(f"{title:>22}" for title in ("BSIM", "WBSIM", "BSIM, one per pair", "WBSIM, one per pair"))
     )
-    print("".join(f"{title:>22}" for title in ("BSIM", "WBSIM", "BSIM, one per pair", "WBSIM, one per pair")))
     half = CutMix(lam_per="pair", anchors="one_per_pair")
     for name, make in METHODS.items():
         method = make()

@@ -245,6 +245,11 @@ def own_rows(count: int) -> slice:
     return slice(rank() * count, (rank() + 1) * count)
 
 
+def own_part(count: int) -> slice:
+    """This process's part of `count` things that all processes have, such as dimensions: about as many for each."""
+    return slice(rank() * count // world_size(), (rank() + 1) * count // world_size())
+
+
 def shuffle(images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Shuffling BN (MoCo): deal the images of all processes out anew, so that keys share no BN statistics with queries.
 

@@ -1,4 +1,6 @@
-"""The three losses of the paper, each a pure function of features and a `Mixture`. Needs torch and nothing else.
+"""The losses, each a pure function of features and a `Mixture`: the paper's three, Barlow Twins' and VICReg's.
+
+Needs torch and nothing else.
 
 Each compares an *anchor*, the features of a mixture, with *targets*, the features of unmixed views, and weighs the
 two parents of a mixture by `lam` and `1 - lam`. Under `Identity` (lam = 1, partner = self) each is the published loss.
@@ -108,6 +110,107 @@ def byol_loss(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpola
         if interpolated:
             parents = l2_normalize(parents)
         return 2 - 2 * (q * parents).sum(1).mean()
+
+
+def barlow_twins_loss(
+    mixed_z: Tensor, plain_z: Tensor, mixture: Mixture, lambda_bt: float, *, dims: slice | None = None
+) -> Tensor:
+    """Barlow Twins, Eq. 1 of https://arxiv.org/abs/2103.03230: `sum_i (1 - C_ii)^2 + lambda_bt sum_{i != j} C_ij^2`.
+
+    C [D, D] is the cross-correlation over the batch of the mixtures' projections and the interpolated targets
+    `lam z_i + (1 - lam) z_j`. Projections are interpolated as they are; then both sides are standardized.
+
+        z1, z2 = torch.randn(2, 256, 32).unbind()
+        mixture = CutMix(lam_per="image").draw(images, generator)
+        loss = barlow_twins_loss(z1, z2, mixture, lambda_bt=0.0051)
+
+    Args:
+        mixed_z: [N, D] projections of the mixtures, the anchors.
+        plain_z: [N, D] projections of the unmixed other view, the targets.
+        mixture: of these N images.
+        lambda_bt: weight of the off-diagonal part.
+        dims: the rows of C to sum over, all by default; many processes with the same features share them out.
+    """
+    check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
+    with torch.autocast(mixed_z.device.type, enabled=False):
+        exact = torch.promote_types(mixed_z.dtype, torch.float32)
+        plain = plain_z.to(exact)
+        lam = mixture.lam.to(exact).unsqueeze(1)
+        anchors = standardize(mixed_z)
+        targets = standardize(lam * plain + (1 - lam) * plain[mixture.partner])
+        dims = slice(0, anchors.shape[1]) if dims is None else dims
+        c = anchors[:, dims].T @ targets / len(anchors)  # [d, D]
+        diagonal = c.diagonal(dims.start)
+        off_diagonal = c.square().sum() - diagonal.square().sum()
+        return (1 - diagonal).square().sum() + lambda_bt * off_diagonal
+
+
+def invariance_loss(mixed_z: Tensor, plain_z: Tensor, mixture: Mixture) -> Tensor:
+    """VICReg's invariance, Eq. 5 of https://arxiv.org/abs/2105.04906: `lam |z - z_i|^2 + (1 - lam) |z - z_j|^2`.
+
+    The mean over batch and dimensions, as in the published code.
+
+        z1, z2 = torch.randn(2, 256, 32).unbind()
+        mixture = CutMix(lam_per="image").draw(images, generator)
+        spread = (variance_loss(z1) + variance_loss(z2)) / 2
+        loss = 25 * invariance_loss(z1, z2, mixture) + 25 * spread + covariance_loss(z1) + covariance_loss(z2)
+
+    Args:
+        mixed_z: [N, D] projections of the mixtures.
+        plain_z: [N, D] projections of the unmixed other view.
+        mixture: of these N images.
+    """
+    check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
+    with torch.autocast(mixed_z.device.type, enabled=False):
+        exact = torch.promote_types(mixed_z.dtype, torch.float32)
+        mixed, plain = mixed_z.to(exact), plain_z.to(exact)
+        lam = mixture.lam.to(exact).unsqueeze(1)
+        first, second = (mixed - plain).square(), (mixed - plain[mixture.partner]).square()
+        return (lam * first + (1 - lam) * second).mean()
+
+
+def variance_loss(z: Tensor) -> Tensor:
+    """VICReg's variance, Eq. 1 and 2: the hinge `max(0, 1 - sqrt(Var(z_d) + 1e-4))`, mean over the dimensions d.
+
+    z is [N, D]; the variance is unbiased. For an example see `invariance_loss`.
+    """
+    check_statistics(z)
+    with torch.autocast(z.device.type, enabled=False):
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        return F.relu(1 - torch.sqrt(z.var(dim=0) + 1e-4)).mean()
+
+
+def covariance_loss(z: Tensor, *, dims: slice | None = None) -> Tensor:
+    """VICReg's covariance, Eq. 3 and 4: `sum_{i != j} C_ij^2 / D`, with C the (unbiased) covariance matrix of [N, D].
+
+    For an example see `invariance_loss`.
+
+    Args:
+        z: [N, D] projections.
+        dims: the rows of C to sum over, all by default; many processes with the same features share them out.
+    """
+    check_statistics(z)
+    with torch.autocast(z.device.type, enabled=False):
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        z = z - z.mean(dim=0)
+        dims = slice(0, z.shape[1]) if dims is None else dims
+        c = z[:, dims].T @ z / (len(z) - 1)  # [d, D]
+        return (c.square().sum() - c.diagonal(dims.start).square().sum()) / z.shape[1]
+
+
+def standardize(z: Tensor) -> Tensor:
+    """[N, D] with mean 0 and (biased) variance 1 over the batch: batch norm without affine, in float32 at least."""
+    check_statistics(z)
+    return F.batch_norm(z.to(torch.promote_types(z.dtype, torch.float32)), None, None, training=True, eps=1e-5)
+
+
+def check_statistics(z: Tensor) -> None:
+    """Raise if this is not a batch [N, D] that has a variance."""
+    if z.ndim != 2 or len(z) < 2:
+        raise ValueError(
+            f"statistics of a batch need projections [N, D] of at least 2 images, got {list(z.shape)}: use a larger "
+            "batch, and drop a short last one (drop_last=True)"
+        )
 
 
 def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:

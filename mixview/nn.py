@@ -43,9 +43,12 @@ class MLP(nn.Sequential):
         dims: widths from input to output, such as (2048, 4096, 256): one linear layer less than numbers.
         norm: batch norm after the hidden layers.
         last_norm: batch norm after the last layer too; `"affine"`, or `"plain"` without its scale and shift (SimSiam).
+        last_bias: a bias in the last layer, where no batch norm follows it.
     """
 
-    def __init__(self, dims: Sequence[int], norm: bool = True, last_norm: str | None = None) -> None:
+    def __init__(
+        self, dims: Sequence[int], norm: bool = True, last_norm: str | None = None, last_bias: bool = True
+    ) -> None:
         if len(dims) < 2 or min(dims) < 1:
             raise ValueError(f"an MLP needs at least an input and an output width, got {tuple(dims)}")
         if last_norm not in (None, "affine", "plain"):
@@ -56,7 +59,7 @@ class MLP(nn.Sequential):
             if norm:
                 layers.append(nn.BatchNorm1d(hidden))
             layers.append(nn.ReLU(inplace=True))
-        layers.append(nn.Linear(dims[-2], dims[-1], bias=last_norm is None))
+        layers.append(nn.Linear(dims[-2], dims[-1], bias=last_bias and last_norm is None))
         if last_norm is not None:
             layers.append(nn.BatchNorm1d(dims[-1], affine=last_norm == "affine"))
         super().__init__(*layers)

@@ -5,7 +5,22 @@ from collections.abc import Callable
 from torch import nn
 
 from mixview import CutMix, Identity, Mixup, Objective, PatchMix, bsim, mixaug, sim, wbsim
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
+from mixview.methods import (
+    BYOL,
+    BarlowTwins,
+    Method,
+    MoCoV3,
+    SimCLR,
+    SimSiam,
+    SwAV,
+    UnMix,
+    VICReg,
+    i_mix,
+    moco_mixco,
+    moco_mochi,
+    moco_v1,
+    moco_v2,
+)
 from mixview.methods.imix import batch_keys
 from mixview.nn import MLP
 
@@ -37,7 +52,24 @@ METHODS: dict[str, Callable[[bool], Method]] = {
 
 SMALL_QUEUE = {"dim": 5, "queue_size": 24, "momentum": 0.9}
 
+
+def _expander(norm: bool) -> MLP:
+    return MLP((WIDTH, 9, 9, 5), norm, last_bias=False)
+
+
+NEWER: dict[str, Callable[[bool], Method]] = {
+    "barlow-twins": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm)),
+    "barlow-twins-symmetric": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm), symmetric=True),
+    "barlow-twins-mixed": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm), 0.05, mix_regularizer=4.0),
+    "vicreg": lambda norm: VICReg(encoder(norm), WIDTH, _expander(norm)),
+    "vicreg-symmetric": lambda norm: VICReg(encoder(norm), WIDTH, _expander(norm), symmetric=True),
+    "mocov3": lambda norm: MoCoV3(
+        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm, "plain" if norm else None), MLP((5, 9, 5), norm), momentum=0.9
+    ),
+}
+
 RELATIVES: dict[str, Callable[[bool], Method]] = {
+    **NEWER,
     "imix": lambda norm: i_mix(encoder(norm), WIDTH, MLP((WIDTH, WIDTH, 5), norm)),
     "imix-moco": lambda norm: moco_v2(encoder(norm), WIDTH, loss_fn=batch_keys, **SMALL_QUEUE),
     "mixco": lambda norm: moco_mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
@@ -48,6 +80,7 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
     ),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),
     "unmix-simclr": lambda norm: UnMix(METHODS["simclr"](norm)),
+    "unmix-vicreg": lambda norm: UnMix(NEWER["vicreg"](norm)),
 }
 
 OBJECTIVES: dict[str, Callable[[], Objective]] = {

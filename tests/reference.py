@@ -175,6 +175,80 @@ def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, tau: flo
     return total / len(scores)
 
 
+def standardized(z: Tensor) -> list[list[Tensor]]:
+    """Each dimension of the batch less its mean, over the root of its biased variance and BN's epsilon; [d][i]."""
+    columns = []
+    for d in range(z.shape[1]):
+        mean = sum(z[i, d] for i in range(len(z))) / len(z)
+        variance = sum((z[i, d] - mean) ** 2 for i in range(len(z))) / len(z)
+        columns.append([(z[i, d] - mean) / torch.sqrt(variance + 1e-5) for i in range(len(z))])
+    return columns
+
+
+def correlation(a: list[list[Tensor]], b: list[list[Tensor]]) -> list[list[Tensor]]:
+    """Barlow Twins' C_ij, the mean over the batch of dimension i of one side and j of the other."""
+    return [[sum(x * y for x, y in zip(one, other, strict=True)) / len(one) for other in b] for one in a]
+
+
+def barlow_twins(mixed_z: Tensor, plain_z: Tensor, mixture: Mixture, lambda_bt: float) -> Tensor:
+    """Eq. 1 of Barlow Twins with the targets between both parents."""
+    between = [
+        mixture.lam[i] * plain_z[i] + (1 - mixture.lam[i]) * plain_z[int(mixture.partner[i])]
+        for i in range(len(plain_z))
+    ]
+    c = correlation(standardized(mixed_z), standardized(torch.stack(between)))
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(c)):
+        for j in range(len(c)):
+            total = total + ((1 - c[i][i]) ** 2 if i == j else lambda_bt * c[i][j] ** 2)
+    return total
+
+
+def mixed_barlow_twins(z_m: Tensor, z_a: Tensor, z_b: Tensor, partner: Tensor, lam: float) -> Tensor:
+    """Mixed Barlow Twins: C(M, A) and C(M, B) against those of linearly mixed projections."""
+    m, a, b = standardized(z_m), standardized(z_a), standardized(z_b)
+    shuffled = [[column[int(p)] for p in partner] for column in b]
+    total = torch.zeros((), dtype=torch.float64)
+    for other in (a, b):
+        mixed, of_a, of_b = correlation(m, other), correlation(a, other), correlation(shuffled, other)
+        for i in range(len(m)):
+            for j in range(len(m)):
+                total = total + (mixed[i][j] - lam * of_a[i][j] - (1 - lam) * of_b[i][j]) ** 2 / 2
+    return total
+
+
+def vicreg(mixed_z: Tensor, plain_z: Tensor, mixture: Mixture, weights: tuple[float, float, float]) -> Tensor:
+    """Eq. 6 of VICReg, its distance weighed between both parents, with the means of its code."""
+    n, dims = mixed_z.shape
+    distance = torch.zeros((), dtype=torch.float64)
+    for i in range(n):
+        j, lam = int(mixture.partner[i]), mixture.lam[i]
+        for d in range(dims):
+            distance = distance + lam * (mixed_z[i, d] - plain_z[i, d]) ** 2 / (n * dims)
+            distance = distance + (1 - lam) * (mixed_z[i, d] - plain_z[j, d]) ** 2 / (n * dims)
+    variance, covariance = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for z in (mixed_z, plain_z):
+        mean = [sum(z[i, d] for i in range(n)) / n for d in range(dims)]
+        for d in range(dims):
+            for e in range(dims):
+                c = sum((z[i, d] - mean[d]) * (z[i, e] - mean[e]) for i in range(n)) / (n - 1)
+                if d != e:
+                    covariance = covariance + c**2 / dims
+                elif torch.sqrt(c + 1e-4) < 1:
+                    variance = variance + (1 - torch.sqrt(c + 1e-4)) / dims / 2
+    return weights[0] * distance + weights[1] * variance + weights[2] * covariance
+
+
+def moco_v3(query: Tensor, keys: Tensor, mixture: Mixture, tau: float) -> Tensor:
+    """One direction of MoCo v3's Algorithm 1: 2 tau times the cross-entropy, of both parents' keys in turn."""
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(len(query)):
+        everything = sum(torch.exp(cosine(query[i], key) / tau) for key in keys)
+        for positive, weight in ((i, mixture.lam[i]), (int(mixture.partner[i]), 1 - mixture.lam[i])):
+            total = total - weight * torch.log(torch.exp(cosine(query[i], keys[positive]) / tau) / everything)
+    return 2 * tau * total / len(query)
+
+
 def count_unchanged(before: Tensor, after: Tensor) -> float:
     """The share of pixels that are the same in both [C, H, W], one at a time."""
     height, width = before.shape[-2:]

@@ -29,12 +29,13 @@ from mixview.distributed import (
 from mixview.losses import l2_normalize
 from mixview.methods import backward
 from mixview.nn import SplitBatchNorm2d, split_batch_norm
-from tests.networks import METHODS, OBJECTIVES, RELATIVES
+from tests.networks import METHODS, NEWER, OBJECTIVES, RELATIVES
 
 # MoCHi's negatives are drawn apart on every process.
 TOLD_APART = [
     *((name, objective) for name in METHODS for objective in OBJECTIVES),
     *((name, "wbsim") for name in RELATIVES if name != "mochi"),
+    *((name, objective) for name in NEWER for objective in ("sim", "bsim", "own")),
 ]
 # With batch norm, under mixtures; those of MoCo shuffle, which is not one process's batch norm.
 SYNCHRONIZED = {
@@ -43,10 +44,15 @@ SYNCHRONIZED = {
     "simsiam": "4 in online, 1 in predictor",
     "swav": "3 in online",
     "imix": "2 in encoder, 1 in projector",
+    "barlow-twins": "2 in encoder, 2 in projector",
+    "barlow-twins-mixed": "2 in encoder, 2 in projector",
+    "vicreg": "2 in encoder, 2 in projector",
+    "mocov3": "4 in online, 1 in predictor, 4 in target",
     "unmix-simclr": "2 in encoder, 2 in projector",
     "unmix-byol": "3 in online, 1 in predictor, 3 in target",
 }
 LEFT_OUT = [("byol", "online"), ("byol", "predictor"), ("byol", "target"), ("simsiam", "predictor")]
+LEFT_OUT += [("mocov3", "online"), ("mocov3", "predictor"), ("mocov3", "target")]
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "plain": lambda: nn.BatchNorm2d(3),
     "average": lambda: nn.BatchNorm2d(3, momentum=None, affine=False),
@@ -201,7 +207,7 @@ def test_two_processes_equal_one_with_batch_norm(name: str, world) -> None:
 def test_a_network_that_is_left_out_would_be_noticed(name: str, left_out: str, world) -> None:
     alone = train(name, "wbsim", slice(None), {"mix_groups": WORLD}, wrap=False, norm=True)
     state = world[0][0][name, left_out]["state"]
-    trained = [key for key, _ in METHODS[name](True).online.named_parameters(prefix="online")]
+    trained = [key for key, _ in (METHODS | NEWER)[name](True).online.named_parameters(prefix="online")]
     assert max(float((state[key] - alone["state"][key]).abs().max()) for key in trained) > 1e-6
 
 

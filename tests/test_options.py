@@ -24,7 +24,7 @@ from tests.train.running import tiny
         (MonitorConfig, {"images": 0}, "--monitor.images must be a whole number, at least 4, got 0"),
         (MonitorConfig, {"log_every": 0}, "--monitor.log_every must be a whole number, at least 1, got 0"),
         (PretrainConfig, {"augment_device": "gpu"}, "--augment_device must be cpu or device, got 'gpu'"),
-        (PretrainConfig, {"method": "mocov3"}, "there is no method 'mocov3': did you mean mocov2?"),
+        (PretrainConfig, {"method": "mocov4"}, "there is no method 'mocov4': did you mean mocov3?"),
         (PretrainConfig, {"batch_size": 0}, "--batch_size must be a whole number, at least 2 or auto, got 0"),
         (PretrainConfig, {"size": 0}, "--size must be a whole number, at least 1 and at most 4096, got 0"),
         (PretrainConfig, {"out": ""}, "--out must be text, not empty, got ''"),
@@ -65,7 +65,7 @@ def test_types(hint: Any, good: list[Any], bad: list[Any]) -> None:
 
 
 def test_unknown_methods_and_objectives_are_named() -> None:
-    with pytest.raises(ValueError, match=r"there is no method 'moco': did you mean mocov2"):
+    with pytest.raises(ValueError, match=r"there is no method 'moco': did you mean mocov3"):
         PretrainConfig(method="moco")
     with pytest.raises(ValueError, match=r"objective must be sim, .* got 'bism': did you mean bsim"):
         build_objective("bism", MixingConfig())  # type: ignore[arg-type]

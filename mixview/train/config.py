@@ -131,6 +131,8 @@ class OptimizerConfig:
     """Keep the predictor at the peak lr, without schedule and warm-up (SimSiam)."""
     predictor_rate: Positive = 1.0
     """Learning rate of the predictor relative to everything else (BYOL, SimSiam)."""
+    norm_and_bias_rate: Positive = 1.0
+    """Learning rate of norm layers and biases relative to everything else (Barlow Twins)."""
     clip: Positive | None = None
     """Maximum norm of the gradient; by default it is not clipped."""
 

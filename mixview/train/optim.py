@@ -48,6 +48,7 @@ def parameter_groups(method: Method, settings: OptimizerConfig, batch_size: int)
     for (is_apart, _, norm_or_bias), weights in sorted(members.items()):
         excluded = norm_or_bias and not decays_norm_and_bias(settings)
         lr = peak_lr(settings, batch_size) * (settings.predictor_rate if is_apart else 1.0)
+        lr *= settings.norm_and_bias_rate if norm_or_bias else 1.0
         group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_apart and settings.fixed_predictor_lr}
         group["weight_decay"] = 0.0 if excluded else settings.weight_decay
         groups.append(group | ({"adapt": not excluded} if settings.name == "lars" else {}))

@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"objectives": {"SIM": {"objective": "simm"}}},
         "--objective must be sim, bsim, .* got 'simm'",
     ),
-    "a method": ({"methods": {"MoCo v3": {"method": "mocov3"}}}, "there is no method 'mocov3': did you mean mocov2"),
+    "a method": ({"methods": {"MoCo v4": {"method": "mocov4"}}}, "there is no method 'mocov4': did you mean mocov3"),
     "a mixer": (
         {"settings": {"mixing": {"mixer": "mixu"}}},
         "there is no mixer 'mixu': did you mean mixup",

@@ -60,7 +60,7 @@ REFUSED: tuple[tuple[str, str], ...] = (
     ("--nodes", "0"),
     ("--nodes", "-1"),
     ("--precision", "64"),
-    ("--method", "mocov3"),
+    ("--method", "mocov4"),
     ("--objective", "x"),
     ("--stem", "x"),
     ("--method.temperature", "0"),

@@ -120,8 +120,8 @@ def test_a_method_is_given_by_name_as_a_group_or_as_itself() -> None:
         PretrainConfig(method={"name": "simclr", "queue_size": 4})
     with pytest.raises(ValueError, match=r"there is no setting method.queue_sise: did you mean queue_size\?"):
         PretrainConfig(method={"name": "mocov2", "queue_sise": 4})
-    with pytest.raises(ValueError, match=r"there is no method 'mocov3': did you mean mocov2\?"):
-        PretrainConfig(method={"name": "mocov3"})
+    with pytest.raises(ValueError, match=r"there is no method 'mocov4': did you mean mocov3\?"):
+        PretrainConfig(method={"name": "mocov4"})
     with pytest.raises(ValueError, match=r"--method must be a name, or a group of settings"):
         PretrainConfig(method=3)
     with pytest.raises(

@@ -107,6 +107,18 @@ def test_the_predictor_may_learn_at_a_rate_of_its_own() -> None:
         OptimizerConfig(predictor_rate=0)
 
 
+@pytest.mark.parametrize("name", ["sgd", "lars", "adamw"])
+def test_norm_layers_and_biases_may_learn_at_a_rate_of_their_own(name: str) -> None:
+    settings = OptimizerConfig(name, lr=0.2, scale_lr=True, norm_and_bias_rate=0.024)
+    optimizer = build_optimizer(simsiam(), settings, batch_size=512)
+    assert set_learning_rate(optimizer, settings, epoch=100, epochs=200) == pytest.approx(0.2)
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            assert group["lr"] == pytest.approx(0.2 if weight.ndim > 1 else 0.0048)
+    with pytest.raises(ValueError, match="norm_and_bias_rate must be a number, more than 0, got 0"):
+        OptimizerConfig(norm_and_bias_rate=0)
+
+
 def test_nothing_to_train() -> None:
     with pytest.raises(ValueError, match="no parameter that takes a gradient: unfreeze"):
         build_optimizer(simclr().requires_grad_(False), SGD, 256)

@@ -15,7 +15,7 @@ from mixview import recipes
 from mixview.cli import main
 from mixview.encoders.encoder_file import load_encoder
 from mixview.extensions import METHODS
-from mixview.methods import MoCo, MoCoV2Config, SwAVConfig, Views
+from mixview.methods import BarlowTwinsConfig, MoCo, MoCoV2Config, SwAVConfig, VICRegConfig, Views
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, read_metrics
 from mixview.train.config import MixingConfig, OptimizerConfig, PretrainConfig, to_plain
@@ -283,11 +283,22 @@ def test_a_look_asks_after_parents_where_there_are_any(objective: Any, parents_k
 
 
 @pytest.mark.parametrize("objective", ["wbsim", "unmix"])
-@pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav"])
+@pytest.mark.parametrize("method", ["imix", "imix-moco", "mixco", "mochi", "swav", "barlow-twins", "vicreg", "mocov3"])
 def test_related_methods_train_and_resume(method: Any, objective: Any, tmp_path: Path) -> None:
     options = {"method": method, "objective": objective, "mixing": MixingConfig(lam_per="batch"), "epochs": 1}
     run = mixview.pretrain(**tiny(tmp_path / "run", **options))
     assert RunDirectory.open(resume(run, epochs=2)).status["step"] == 8
+
+
+@pytest.mark.parametrize(
+    "method", [BarlowTwinsConfig(hidden=16, dim=8, mix_regularizer=4.0), VICRegConfig(hidden=16, dim=8), "mocov3"]
+)
+def test_newer_methods_resume_bit_for_bit(method: Any, tmp_path: Path) -> None:
+    options = {"method": method, "objective": "wbsim", "accumulate_grad_batches": 2}
+    whole = mixview.pretrain(**tiny(tmp_path / "whole", **options))
+    with stopped_at(3):
+        mixview.pretrain(**tiny(tmp_path / "broken", **options))
+    assert_same_runs(whole, resume(tmp_path / "broken"))
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -349,7 +360,7 @@ def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     [
         (["--epohcs", "3"], ["--epohcs", "did you mean --epochs?"]),
         (["--optimizer.rl", "3"], ["--optimizer.rl", "did you mean --optimizer.lr?"]),
-        (["--method", "mocov3"], ["method", "mocov3", "mocov2"]),
+        (["--method", "mocov4"], ["method", "mocov4", "mocov3"]),
         (["--objective", "bsin"], ["objective", "sim", "bsim", "wbsim"]),
         (["--precision", "16"], ["precision", "32-true", "bf16-mixed", "16-mixed"]),
         (["--epochs", "many"], ["--epochs", "many", "a whole number, at least 1"]),

@@ -20,7 +20,7 @@ from mixview.encoders import backbones
 from mixview.evaluate.base import build
 from mixview.evaluate.detection.models import Model, Scales
 from mixview.evaluate.detection.training import Schedule, build_optimizer
-from mixview.methods import Method
+from mixview.methods import BarlowTwins, Method, MoCoV3, VICReg
 from mixview.train import build as building
 from mixview.train import pretraining
 from mixview.train.build import build_objective
@@ -234,6 +234,7 @@ ROWS["paper/byol-wbsim"] = ROWS["paper/byol-wbsim"]._replace(batches=(4096, 1024
 NOT_PUBLISHED = {name for name in recipes.names() if name.startswith("small/")}
 """Recipes of our own, for little data and few cores."""
 SWAV = "related/swav"
+NEWER = {"related/barlow-twins", "related/vicreg", "related/mocov3"}
 
 
 # --- what a run would do ----------------------------------------------------------------------------------------------
@@ -410,7 +411,7 @@ def terms_of(run: Run) -> Terms:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipes.names()) == set(ROWS) | NOT_PUBLISHED | {SWAV}
+    assert set(recipes.names()) == set(ROWS) | NOT_PUBLISHED | {SWAV} | NEWER
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -441,6 +442,68 @@ def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
     assert found["projector"] == "2048 BN ReLU 128"
     assert (run.method.prototypes.out_features, run.method.temperature) == (3000, 0.1)  # type: ignore[union-attr]
     assert (run.method.epsilon, run.method.iterations) == (0.05, 3)
+    assert terms_of(run) == SIM
+
+
+VICREG = Augmentation(
+    Crop(224, (0.08, 1.0), interpolation="bicubic"), 0.5, Jitter(0.4, 0.4, 0.2, 0.1, 0.8), 0.2, Blur(0.5), 0.1
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "rates", "views"),
+    [
+        # facebookresearch/barlowtwins main.py, and section 3 of its paper: 0.2 and 0.0048 × batch / 256, decay 1.5e-6.
+        ("related/barlow-twins", 1.5e-6, [0.0048 * 8, 0.2 * 8], BYOL),
+        # facebookresearch/vicreg README for 1000 epochs, main_vicreg.py; its augmentation is the paper's.
+        ("related/vicreg", 1e-6, [0.2 * 8], (VICREG, VICREG)),
+    ],
+)
+def test_barlow_twins_and_vicreg_are_as_published(
+    name: str, decay: float, rates: list[float], views: Any, resolve: Callable[[str], Run]
+) -> None:
+    run = resolve(name)
+    found = described(run)
+    assert found["backbone"] == ("resnet50", 224, 3, None)
+    assert found["zero_init"] is None  # zero-initialized, wherever the backbone can
+    assert (run.settings.batch_size, found["epochs"]) == (2048, 1000)
+    assert (found["optimizer"], found["momentum"], found["trust"]) == ("LARS", {0.9}, {1e-3})
+    assert found["lr"] == pytest.approx(rates)
+    for group in run.optimizer.param_groups:
+        vectors = {weight.ndim <= 1 for weight in group["params"]}
+        assert len(vectors) == 1
+        assert group["base_lr"] == pytest.approx(rates[0] if vectors == {True} else rates[-1])
+    assert found["decay of matrices"] == {(decay, True)}
+    assert found["decay of norms and biases"] == {(0.0, False)}
+    assert found["projector"] == "8192 BN ReLU 8192 BN ReLU 8192"
+    assert (found["views"], found["sync_bn"], terms_of(run)) == (views, True, SIM)
+    lr = max(rates)
+    for epoch in EPOCHS_LOOKED_AT:
+        rate = set_learning_rate(run.optimizer, run.settings.optimizer, epoch, 1000)
+        assert rate == pytest.approx(lr * warm_cosine(epoch, 1000)), epoch
+    if isinstance(run.method, BarlowTwins):
+        assert (run.method.lambda_bt, run.method.mix_regularizer, run.method.symmetric) == (0.0051, 0.0, False)
+    else:
+        assert isinstance(run.method, VICReg)
+        weights = run.method.invariance_weight, run.method.variance_weight, run.method.covariance_weight
+        assert weights == (25, 25, 1)
+
+
+def test_mocov3_is_as_published(resolve: Callable[[str], Run]) -> None:
+    """facebookresearch/moco-v3 CONFIG.md for ViT-Base: 8 nodes of 8, AdamW of all parameters, 40 warm-up epochs."""
+    run = resolve("related/mocov3")
+    assert isinstance(run.method, MoCoV3)
+    assert run.backbone["name"] == "vit_base_patch16_224"
+    assert (run.settings.batch_size, run.settings.epochs, run.settings.size) == (4096, 300, 224)
+    assert type(run.optimizer) is torch.optim.AdamW
+    for group in run.optimizer.param_groups:
+        assert (group["base_lr"], group["weight_decay"], group["betas"]) == (1.5e-4 * 4096 / 256, 0.1, (0.9, 0.999))
+    for epoch in (0, 20, 40, 100, 299):
+        rate = set_learning_rate(run.optimizer, run.settings.optimizer, epoch, 300)
+        assert rate == pytest.approx(2.4e-3 * (epoch / 40 if epoch < 40 else cosine(epoch - 40, 260))), epoch
+    assert layers(run.method.online.projector) == "4096 BN ReLU 4096 BN ReLU 256 plainBN"
+    assert (run.method.temperature, run.method.momentum) == (0.2, 0.99)
+    assert load_policy(str(run.settings.augment), 224) == BYOL
     assert terms_of(run) == SIM
 
 

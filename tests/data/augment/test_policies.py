@@ -56,7 +56,7 @@ def same(first: list[float], second: list[float]) -> bool:
 
 
 def test_the_names() -> None:
-    methods = ["byol", "infomin", "mocov1", "mocov2", "simclr", "simsiam"]
+    methods = ["byol", "infomin", "mocov1", "mocov2", "simclr", "simsiam", "vicreg"]
     assert list(names()) == [*methods, *(f"{name}-small" for name in methods)]
     assert load_policy("simsiam") == load_policy("mocov2")
 
