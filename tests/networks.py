@@ -5,7 +5,20 @@ from collections.abc import Callable
 from torch import nn
 
 from mixview import CutMix, Identity, Mixup, Objective, bsim, mixaug, sim, wbsim
-from mixview.methods import BYOL, Method, SimCLR, SimSiam, SwAV, UnMix, i_mix, moco_mixco, moco_mochi, moco_v1, moco_v2
+from mixview.methods import (
+    BYOL,
+    DINO,
+    Method,
+    SimCLR,
+    SimSiam,
+    SwAV,
+    UnMix,
+    i_mix,
+    moco_mixco,
+    moco_mochi,
+    moco_v1,
+    moco_v2,
+)
 from mixview.methods.imix import batch_keys
 from mixview.nn import MLP
 
@@ -45,6 +58,9 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),
     "swav-queue": lambda norm: SwAV(
         encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4, queue_size=15, freeze_steps=1
+    ),
+    "dino": lambda norm: DINO(
+        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=7, momentum=0.9, warmup_steps=2
     ),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),
     "unmix-simclr": lambda norm: UnMix(METHODS["simclr"](norm)),

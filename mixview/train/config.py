@@ -109,6 +109,8 @@ class OptimizerConfig:
     """Multiply lr by batch_size / 256."""
     weight_decay: NonNegativeFloat = 1e-4
     """Weight decay: added to the gradient (sgd, lars) or decoupled from it (adamw)."""
+    weight_decay_end: NonNegativeFloat | None = None
+    """Weight decay at the end of training, to which it moves along a cosine (DINO); by default it stays."""
     momentum: Decay = 0.9
     """Momentum of sgd and lars."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
