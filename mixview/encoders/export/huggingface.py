@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import Cargo, Written, join_lines, normalize_of
 from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config, write_json
 from mixview.encoders.transforms import MARGIN
@@ -47,7 +48,7 @@ def write_huggingface(cargo: Cargo, path: Path) -> Written:
         output = "model(images).pooler_output"
         by = ("transformers", "timm")
     else:
-        if cargo.library not in ("torchvision", "timm", "small"):
+        if cargo.library not in ("torchvision", "timm", *BUILTIN):
             raise ValueError(f"{cargo.spec['name']} is your own network, which nothing else can build: {OTHERWISE}")
         tensors = {f"encoder.{name}": tensor for name, tensor in cargo.tensors.items()}
         config = {"model_type": "mixview", "architectures": ["MixviewModel"], "spec": dict(cargo.spec)}

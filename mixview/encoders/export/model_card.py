@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import Cargo, Written, fill_path
 from mixview.encoders.transforms import MARGIN
 from mixview.evaluate import results
@@ -92,7 +93,8 @@ def introduction(cargo: Cargo) -> str:
     """One paragraph on what the file is."""
     spec = cargo.spec
     millions = sum(parameter.numel() for parameter in cargo.subject.encoder.parameters()) / 1e6
-    stem = ", with the small stem (3×3, no pooling)" if spec["stem"] == "small" and spec["name"] != "small" else ""
+    resnet = spec["stem"] == "small" and spec["name"] not in BUILTIN
+    stem = ", with the small stem (3×3, no pooling)" if resnet else ""
     return (
         f"An image encoder, {spec['name']}{stem}: {millions:.1f} million parameters, images of "
         f"{spec['channels']}×{spec['size']}×{spec['size']} to {spec['feature_dim']} features. It has no classifier."

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixview.encoders.backbones import timm_options, torchvision_options
+from mixview.encoders.backbones import BUILTIN, timm_options, torchvision_options
 from mixview.encoders.encoder_file import save_encoder
 from mixview.encoders.export.base import Cargo, Written, join_lines, normalize_of
 from mixview.encoders.optional import import_optional
@@ -31,7 +31,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], header: str) -> None:
 def write_safetensors(cargo: Cargo, path: Path) -> Written:
     """mixview's own file: weights, and in its header what rebuilds the network."""
     save_encoder(path, cargo.subject.encoder, cargo.spec, json.loads(cargo.header)["metadata"])
-    trust = "" if cargo.library in ("torchvision", "timm", "small") else ", trust_remote_code=True"
+    trust = "" if cargo.library in ("torchvision", "timm", *BUILTIN) else ", trust_remote_code=True"
     snippet = join_lines(
         "import mixview",
         "",
