@@ -310,7 +310,7 @@ def timm_model(
         if pretrained:
             raise no_download(f"timm/{name}", error) from error
         raise does_not_fit(f"timm/{name}", size, error) from error
-    return cast(nn.Module, model), is_resnet
+    return model, is_resnet
 
 
 def create_timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
@@ -387,6 +387,21 @@ def check_patches(encoder: nn.Module, name: str, size: int) -> None:
             f"{name} cuts images into patches of {patch} pixels, which {size} pixels is no multiple of: use "
             f"{' or '.join(map(str, sizes))}"
         )
+
+
+def check_crops(backbone: Backbone, size: int) -> None:
+    """Raise if an encoder cannot take local crops of this size, beside the images that it was made for."""
+    name = str(backbone.spec["name"])
+    if size == backbone.spec["size"]:
+        return
+    check_patches(backbone.encoder, f"{name}, with local crops of {size} pixels,", size)
+    try:
+        measure(backbone.encoder, name, size=size, channels=int(backbone.spec["channels"]))
+    except ValueError as error:
+        raise ValueError(
+            f"{name} was made for images of {backbone.spec['size']} pixels and cannot encode local crops of {size}: "
+            "use a ResNet or a ViT of timm's, or an augmentation without local crops"
+        ) from error
 
 
 def does_not_fit(name: str, size: int, error: Exception) -> ValueError:

@@ -236,7 +236,7 @@ def counted(settings: dict[str, Any]) -> Passes:
     given = from_plain(copy.deepcopy(settings))
     if given.batch_size == "auto":
         raise ValueError("a study compares runs of equal length: give batch_size a number instead of auto")
-    key = repr((given.method, given.objective, given.mixing))
+    key = repr((given.method, given.objective, given.mixing, given.augment, given.size))
     if key not in COUNTED:
         COUNTED[key] = count_passes(given)
     return COUNTED[key]

@@ -58,11 +58,13 @@ class WeightNormLinear(nn.Module):
         return F.linear(features, weight if self.length is None else weight * self.length)
 
 
-def projection_head(feature_dim: int, hidden: int = 2048, dim: int = 256) -> nn.Sequential:
-    """DINO's head up to its bottleneck: three linear layers with GELU between them, without batch norm."""
-    head = nn.Sequential(
-        nn.Linear(feature_dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, dim)
-    )
+def projection_head(feature_dim: int, hidden: int = 2048, dim: int = 256, batch_norm: bool = False) -> nn.Sequential:
+    """DINO's head up to its bottleneck: three linear layers with GELU, and batch norm if wanted, between them."""
+    layers: list[nn.Module] = []
+    for width in (feature_dim, hidden):
+        norm = [nn.BatchNorm1d(hidden)] if batch_norm else []
+        layers += [nn.Linear(width, hidden), *norm, nn.GELU()]
+    head = nn.Sequential(*layers, nn.Linear(hidden, dim))
     for layer in head:
         if isinstance(layer, nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -248,6 +250,8 @@ class DINOConfig(MethodConfig):
     """Width of the projector's hidden layers."""
     dim: Width = 256
     """Width of the bottleneck, the last layer's input."""
+    head_batch_norm: bool = False
+    """Batch norm in the projector, which keeps small ResNets from collapsing; published without."""
     prototypes: Width | None = None
     """Number of outputs; by default 65,536, or as many as there are images in a smaller training set."""
     norm_last_layer: bool = True
@@ -273,7 +277,7 @@ class DINOConfig(MethodConfig):
         return DINO(
             encoder,
             feature_dim,
-            projection_head(feature_dim, self.hidden, self.dim),
+            projection_head(feature_dim, self.hidden, self.dim, self.head_batch_norm),
             self.dim,
             prototypes=self.prototypes,
             norm_last_layer=self.norm_last_layer,
