@@ -34,11 +34,12 @@ def count_passes(settings: PretrainConfig) -> Passes:
     tiny_sizes = {crop: size + number for number, crop in enumerate(dict.fromkeys(sizes))}
     shares = {tiny: (crop / sizes[0]) ** 2 for crop, tiny in tiny_sizes.items()}
     small = {"hidden": 8, "dim": 8, "queue_size": 8, "bn_splits": 1, "hardest": 4, "synthetic": (2, 2), "prototypes": 4}
+    small |= {"teacher": "pixels", "teacher_weights": None}  # any will do: its passes are counted, not their cost
     options = {field.name for field in fields(settings.method)}
     config = replace(settings.method, **{name: value for name, value in small.items() if name in options})
     with torch.random.fork_rng(devices=[]):
         backbone = backbones.build("small", size=size)
-        method = build_method(config, backbone, RunLength(batch, 1, batch), settings.objective)
+        method = build_method(config, backbone, RunLength(batch, 1, batch, size), settings.objective)
         counts = {True: 0.0, False: 0.0}
 
         def count(module: nn.Module, images: tuple[Tensor, ...]) -> None:

@@ -6,6 +6,7 @@ from mixview.methods import MoCoV2Config, SimCLR, backward, moco_v2
 from mixview.methods.base import Method, MethodConfig, RunLength, Targets, Views, backward
 from mixview.methods.byol import BYOL, BYOLConfig
 from mixview.methods.dino import DINO, DINOConfig
+from mixview.methods.distillation import Distillation, DistillationConfig
 from mixview.methods.grad_cache import cached_backward
 from mixview.methods.imix import IMixConfig, IMixMoCoConfig, i_mix
 from mixview.methods.mixco import MixCoConfig, moco_mixco
@@ -21,6 +22,8 @@ __all__ = [
     "DINO",
     "BYOLConfig",
     "DINOConfig",
+    "Distillation",
+    "DistillationConfig",
     "IMixConfig",
     "IMixMoCoConfig",
     "Method",

@@ -86,7 +86,7 @@ class Method(nn.Module, ABC):
 
 
 class RunLength(NamedTuple):
-    """How long a run is, and in what steps: what a method's options may depend on."""
+    """How long a run is, in what steps, and of what images: what a method's options may depend on."""
 
     images: int
     """Images in the training set."""
@@ -94,6 +94,10 @@ class RunLength(NamedTuple):
     """Optimizer steps of the whole run."""
     batch_size: int
     """Images per step, over all devices."""
+    size: int = 224
+    """Size of the global views in pixels."""
+    channels: int = 3
+    """Channels of the images."""
 
     @property
     def epoch_steps(self) -> int:

@@ -114,7 +114,8 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     if count < config.batch_size:
         few = f"give --batch_size {count}, or more images" if count > 1 else "give more images"
         raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
-    run = RunLength(count, config.epochs * (count // config.batch_size), config.batch_size)
+    steps = config.epochs * (count // config.batch_size)
+    run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
 
 
@@ -162,7 +163,8 @@ def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
 
     def step(batch_size: int) -> None:
         backbone = backbones.build(config.backbone, size=sizes[0], channels=config.channels, stem=config.stem)
-        method = build_method(config.method, backbone, RunLength(images, 1, batch_size), config.objective).to(device)
+        run = RunLength(images, 1, batch_size, sizes[0], config.channels)
+        method = build_method(config.method, backbone, run, config.objective).to(device)
         optimizer = build_optimizer(method, config.optimizer, batch_size)
         count = -(-batch_size // config.accumulate_grad_batches)
         views = [torch.rand(count, config.channels, size, size, device=device) for size in sizes]
@@ -209,7 +211,8 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     )
     for size in sorted({view.size for view in policy}):
         backbones.check_crops(backbone, size)
-    length = RunLength(len(data.images), config.epochs * batches.batches_per_epoch, config.batch_size)
+    steps = config.epochs * batches.batches_per_epoch
+    length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
     notes = [*backbone.notes, *adapt(config, fabric, method, channels_last)]

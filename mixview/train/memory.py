@@ -76,7 +76,7 @@ def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: b
         for crop, tiny in tiny_sizes.items()
     }
     backbone = backbones.Backbone(StandIn(cost, saved), cost.feature_dim, notes=(), spec={})
-    length = RunLength(images, settings.epochs * (images // batch), batch)
+    length = RunLength(images, settings.epochs * (images // batch), batch, size, settings.channels)
     method = build_method(settings.method, backbone, length, settings.objective)
     per_device = batch // devices
     micro_batch = -(-per_device // settings.accumulate_grad_batches)
