@@ -389,18 +389,15 @@ def check_patches(encoder: nn.Module, name: str, size: int) -> None:
         )
 
 
-def check_crops(backbone: Backbone, size: int) -> None:
-    """Raise if an encoder cannot take local crops of this size, beside the images that it was made for."""
-    name = str(backbone.spec["name"])
-    if size == backbone.spec["size"]:
-        return
-    check_patches(backbone.encoder, f"{name}, with local crops of {size} pixels,", size)
+def check_crops(encoder: nn.Module, name: str, *, size: int, crop: int, channels: int) -> None:
+    """Raise if an encoder that was made for images of `size` pixels cannot take local crops of another size."""
+    check_patches(encoder, f"{name}, with local crops of {crop} pixels,", crop)
     try:
-        measure(backbone.encoder, name, size=size, channels=int(backbone.spec["channels"]))
+        measure(encoder, name, size=crop, channels=channels)
     except ValueError as error:
         raise ValueError(
-            f"{name} was made for images of {backbone.spec['size']} pixels and cannot encode local crops of {size}: "
-            "use a ResNet or a ViT of timm's, or an augmentation without local crops"
+            f"{name} was made for images of {size} pixels and cannot encode local crops of {crop}: use a ResNet or a "
+            "ViT of timm's, or an augmentation without local crops"
         ) from error
 
 

@@ -209,8 +209,8 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         weights=config.weights,
         zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
     )
-    for size in sorted({view.size for view in policy}):
-        backbones.check_crops(backbone, size)
+    for crop in sorted({view.size for view in policy} - {config.size}):
+        backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)
     steps = config.epochs * batches.batches_per_epoch
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels)
     method = build_method(config.method, backbone, length, config.objective)

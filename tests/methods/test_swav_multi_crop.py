@@ -167,7 +167,7 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "use at least 2" in text
     vit = backbones.build("torchvision/vit_b_32", size=64)
     with pytest.raises(ValueError, match="made for images of 64 pixels and cannot encode local crops of 32"):
-        backbones.check_crops(vit, 32)
+        backbones.check_crops(vit.encoder, "torchvision/vit_b_32", size=64, crop=32, channels=3)
 
 
 def test_views_of_swav_that_do_not_belong_together() -> None:

@@ -56,7 +56,17 @@ def same(first: list[float], second: list[float]) -> bool:
 
 
 def test_the_names() -> None:
-    methods = ["byol", "dino", "infomin", "mocov1", "mocov2", "simclr", "simsiam", "swav-multi-crop"]
+    methods = [
+        "byol",
+        "dino",
+        "infomin",
+        "mocov1",
+        "mocov1-multi-crop",
+        "mocov2",
+        "simclr",
+        "simsiam",
+        "swav-multi-crop",
+    ]
     assert list(names()) == [*methods, *(f"{name}-small" for name in methods)]
     assert load_policy("simsiam") == load_policy("mocov2")
 
