@@ -146,7 +146,7 @@ PROTOCOLS = Registry("evaluation protocol", "evaluate", "mixview.evaluate:Protoc
 
 def names_code(key: str, value: str) -> bool:
     """Whether using this value of a setting would import a module of somebody's own."""
-    if key in ("backbone", "encoder"):
+    if key in ("backbone", "encoder", "teacher"):
         return FACTORY.fullmatch(value) is not None
     registries = {"method": METHODS, "mixer": MIXERS, "protocol": PROTOCOLS}
     if key in registries:

@@ -125,9 +125,9 @@ def barlow_twins_loss(
         loss = barlow_twins_loss(z1, z2, mixture, lambda_bt=0.0051)
 
     Args:
-        mixed_z: [N, D] projections of the mixtures, the anchors.
+        mixed_z: [A, D] projections of the mixtures, the anchors.
         plain_z: [N, D] projections of the unmixed other view, the targets.
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
         lambda_bt: weight of the off-diagonal part.
         dims: the rows of C to sum over, all by default; many processes with the same features share them out.
     """
@@ -135,9 +135,7 @@ def barlow_twins_loss(
     with torch.autocast(mixed_z.device.type, enabled=False):
         exact = torch.promote_types(mixed_z.dtype, torch.float32)
         plain = plain_z.to(exact)
-        lam = mixture.lam.to(exact).unsqueeze(1)
-        anchors = standardize(mixed_z)
-        targets = standardize(lam * plain + (1 - lam) * plain[mixture.partner])
+        anchors, targets = standardize(mixed_z), standardize(mixture.interpolate(plain))
         dims = slice(0, anchors.shape[1]) if dims is None else dims
         c = anchors[:, dims].T @ targets / len(anchors)  # [d, D]
         diagonal = c.diagonal(dims.start)
@@ -156,17 +154,18 @@ def invariance_loss(mixed_z: Tensor, plain_z: Tensor, mixture: Mixture) -> Tenso
         loss = 25 * invariance_loss(z1, z2, mixture) + 25 * spread + covariance_loss(z1) + covariance_loss(z2)
 
     Args:
-        mixed_z: [N, D] projections of the mixtures.
+        mixed_z: [A, D] projections of the mixtures.
         plain_z: [N, D] projections of the unmixed other view.
-        mixture: of these N images.
+        mixture: A mixtures of these N images.
     """
     check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
     with torch.autocast(mixed_z.device.type, enabled=False):
         exact = torch.promote_types(mixed_z.dtype, torch.float32)
         mixed, plain = mixed_z.to(exact), plain_z.to(exact)
-        lam = mixture.lam.to(exact).unsqueeze(1)
-        first, second = (mixed - plain).square(), (mixed - plain[mixture.partner]).square()
-        return (lam * first + (1 - lam) * second).mean()
+        distance = torch.zeros_like(mixed)
+        for parent, share in mixture.parts(exact):
+            distance = distance + share.unsqueeze(1) * (mixed - plain[parent]).square()
+        return distance.mean()
 
 
 def variance_loss(z: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import nn
 from mixview import CutMix, Identity, Mixup, Objective, PatchMix, bsim, mixaug, sim, wbsim
 from mixview.methods import (
     BYOL,
+    DINO,
     BarlowTwins,
     Method,
     MoCoV3,
@@ -77,6 +78,9 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),
     "swav-queue": lambda norm: SwAV(
         encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4, queue_size=15, freeze_steps=1
+    ),
+    "dino": lambda norm: DINO(
+        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=7, momentum=0.9, warmup_steps=2
     ),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),
     "unmix-simclr": lambda norm: UnMix(METHODS["simclr"](norm)),

@@ -1,4 +1,4 @@
-"""Encoders by name: torchvision's, timm's, a small ResNet for CPUs, or one's own; and the weights they start from.
+"""Encoders by name: torchvision's, timm's, a small ResNet and ViT for CPUs, or one's own; and their first weights.
 
     backbone = build("resnet50", size=32)          # CIFAR stem, because the images are small; backbone.notes says so
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
@@ -33,6 +33,9 @@ from mixview.extensions import import_object, names_code
 Stem = Literal["auto", "small", "standard"]
 Spec = dict[str, str | int]
 
+BUILTIN = ("small", "small-vit")
+"""The networks that are mixview's own."""
+
 GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
 """What a file of tensors that does not say its model is tried on."""
 
@@ -65,12 +68,13 @@ def build(
 
     Args:
         name: a torchvision model (`resnet50`), else a timm model (`vit_small_patch16_224`); `torchvision/NAME` or
-            `timm/NAME` to say which; `small`, a ResNet of 0.3 M parameters for CPUs; or your own module by import path,
-            `package.module:factory`, which is called with `channels` and `size` if it takes them.
+            `timm/NAME` to say which; `small`, a ResNet of 0.3 M parameters for CPUs, or `small-vit`, a ViT of 0.8 M; or
+            your own module by import path, `package.module:factory`, which is called with `channels` and `size` if it
+            takes them.
         size: side of the images in pixels.
         channels: image channels.
-        stem: stem of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; `auto` takes the
-            small one for images of up to 64 pixels.
+        stem: stem of a ResNet: `small` is CIFAR's (3×3, stride 1, no max-pool), `standard` ImageNet's; of `small-vit`:
+            patches of 4 or of 16 pixels. `auto` takes the small one for images of up to 64 pixels.
         weights: `imagenet`, a .safetensors or torch file, or the folder of an earlier mixview run; by
             default random.
         zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
@@ -120,8 +124,13 @@ def construct(
     wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE_SIZE)
     zero_where_possible, required = zero_init_residual is not False, zero_init_residual is True
 
-    if library == "mixview":
-        encoder: nn.Module = SmallResNet(channels, zero_init_residual=zero_where_possible)
+    if short == "small-vit":
+        patch = 4 if wants_small else 16
+        encoder: nn.Module = small_vit(channels, size, patch)
+        is_resnet = False
+        notes.append(f"Patches of {patch} pixels, for images of {size}.")
+    elif library == "mixview":
+        encoder = SmallResNet(channels, zero_init_residual=zero_where_possible)
         is_resnet = True
         if stem == "standard":
             raise ValueError('the backbone "small" has only the small stem: leave stem at "auto", or use resnet18')
@@ -131,7 +140,7 @@ def construct(
         encoder, is_resnet = torchvision_model(short, size, zero_where_possible)
     else:
         encoder, is_resnet = timm_model(short, size, channels, zero_where_possible, pretrained)
-    if library in ("torchvision", "timm"):
+    if library != "own":
         check_patches(encoder, full_name, size)
 
     if not is_resnet and required:
@@ -139,7 +148,7 @@ def construct(
             f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is not one: "
             "set zero_init_residual to false"
         )
-    if not is_resnet and stem == "small":
+    if not is_resnet and stem == "small" and library != "mixview":
         raise ValueError(
             f"stem \"small\" is for ResNets (torchvision's, timm's and small), and {full_name} is not one: leave stem "
             'at "auto", and choose a backbone that is made for small images'
@@ -149,7 +158,7 @@ def construct(
             f"{full_name} has no ImageNet weights: use a torchvision or timm backbone, or pass a file as weights"
         )
 
-    resolved: Stem = "standard"
+    resolved: Stem = "small" if wants_small and library == "mixview" else "standard"
     if is_resnet and wants_small:
         resolved = "small"
         if library != "mixview":
@@ -186,7 +195,7 @@ def resolve_name(name: str) -> tuple[str, str]:
         if rest in (torchvision_names() if prefix == "torchvision" else [rest] if is_timm(rest) else []):
             return prefix, rest
         raise unknown_backbone(name)
-    if name == "small":
+    if name in BUILTIN:
         return "mixview", name
     if names_code("backbone", name):
         return "own", name
@@ -199,7 +208,7 @@ def resolve_name(name: str) -> tuple[str, str]:
 
 def unknown_backbone(name: str) -> ValueError:
     """The error for an unknown name, with the nearest known ones."""
-    names = {*torchvision_names(), *timm_names(), "small"}
+    names = {*torchvision_names(), *timm_names(), *BUILTIN}
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
     where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
     nearest = f"the nearest are {', '.join(near)}" if near else "for example resnet50, vit_small_patch16_224 or small"
@@ -286,7 +295,7 @@ def timm_model(
         options["zero_init_last"] = zero_init_residual
     try:
         try:
-            model = timm.create_model(name, **options)
+            model = create_timm_model(name, options)
         except TypeError as error:  # some models of a fixed size cannot be made for another
             if "img_size" not in str(error):
                 raise
@@ -300,7 +309,23 @@ def timm_model(
         if pretrained:
             raise no_download(f"timm/{name}", error) from error
         raise does_not_fit(f"timm/{name}", size, error) from error
-    return cast(nn.Module, model), is_resnet
+    return model, is_resnet
+
+
+def create_timm_model(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """A timm model that takes images of other sizes than its own, such as local crops, where it can.
+
+    ViTs then resize their position embeddings; at their own size they compute what they always do.
+    """
+    timm = import_optional("timm")
+    config = timm.get_pretrained_cfg(name)
+    if config is not None and config.fixed_input_size:
+        try:
+            return cast(nn.Module, timm.create_model(name, **options, dynamic_img_size=True))
+        except TypeError as error:
+            if "dynamic_img_size" not in str(error):
+                raise
+    return cast(nn.Module, timm.create_model(name, **options))
 
 
 def strip_classifier(model: nn.Module) -> None:
@@ -361,6 +386,18 @@ def check_patches(encoder: nn.Module, name: str, size: int) -> None:
             f"{name} cuts images into patches of {patch} pixels, and {size} is not a multiple of it: use "
             f"{' or '.join(map(str, sizes))}"
         )
+
+
+def check_crops(encoder: nn.Module, name: str, *, size: int, crop: int, channels: int) -> None:
+    """Raise if an encoder that was made for images of `size` pixels cannot take local crops of another size."""
+    check_patches(encoder, f"{name}, with local crops of {crop} pixels,", crop)
+    try:
+        feature_width(encoder, name, size=crop, channels=channels)
+    except ValueError as error:
+        raise ValueError(
+            f"{name} was made for images of {size} pixels and cannot encode local crops of {crop}: use a ResNet or a "
+            "ViT of timm's, or an augmentation without local crops"
+        ) from error
 
 
 def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
@@ -475,7 +512,28 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
     )
 
 
-# The small ResNet
+# The small ViT and ResNet
+
+
+def small_vit(channels: int, size: int, patch: int) -> nn.Module:
+    """timm's vision transformer of width 128, 4 blocks and 4 heads; features [N, 128] are its class token.
+
+    It takes images of any size that is a multiple of the patch, by resizing its position embeddings.
+    """
+    vision_transformer = import_optional("timm.models.vision_transformer")
+    if size < patch:
+        raise ValueError(f"small-vit cuts images into patches of {patch} pixels: use a size of at least {patch}")
+    encoder = vision_transformer.VisionTransformer(
+        img_size=size // patch * patch,
+        patch_size=patch,
+        in_chans=channels,
+        num_classes=0,
+        embed_dim=128,
+        depth=4,
+        num_heads=4,
+        dynamic_img_size=True,
+    )
+    return cast(nn.Module, encoder)
 
 
 class BasicBlock(nn.Module):

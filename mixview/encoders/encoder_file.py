@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mixview.encoders.backbones import Spec, Stem, construct
+from mixview.encoders.backbones import BUILTIN, Spec, Stem, construct
 from mixview.encoders.optional import import_optional
 from mixview.encoders.weights import read_safetensors, shorten, weights_file
 from mixview.io.atomic import write_bytes
@@ -157,7 +157,7 @@ def rebuild(
         channels=int(spec["channels"]),
         stem=cast(Stem, spec["stem"]),
     )
-    if name != "small" and not name.startswith(("torchvision/", "timm/")) and not trust_remote_code:
+    if name not in BUILTIN and not name.startswith(("torchvision/", "timm/")) and not trust_remote_code:
         raise ValueError(
             f"{file} is of your own backbone {name!r}, and rebuilding it would run its code: pass module=… to "
             "load_encoder, or trust_remote_code=True if you trust the file"

@@ -74,7 +74,7 @@ class Import:
         stem: backbones.Stem = "standard"
         if backbone is None:
             backbone, stem = backbones.guess_backbone(tensors, str(path))
-        size = self.size or (SMALL_SIZE if stem == "small" or backbone == "small" else DEFAULT_SIZE)
+        size = self.size or (SMALL_SIZE if stem == "small" or backbone in backbones.BUILTIN else DEFAULT_SIZE)
         if self.backbone is not None and size <= SMALL_IMAGE_SIZE:
             stem = "auto"
         with torch.random.fork_rng(devices=[]):

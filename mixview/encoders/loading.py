@@ -233,7 +233,7 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Loa
     if backbone is None:
         backbone, stem = backbones.guess_backbone(tensors, str(file))
         notes = (f"{file.name} fits {backbone} (stem {stem}): it is loaded as one.",)
-    elif size <= SMALL_IMAGE_SIZE or backbone == "small":
+    elif size <= SMALL_IMAGE_SIZE or backbone in backbones.BUILTIN:
         stem = "auto"
     built = backbones.build(backbone, size=size, channels=channels, stem=stem, weights=str(file))
     loaded = LoadedEncoder(

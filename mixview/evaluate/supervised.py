@@ -46,7 +46,7 @@ def from_scratch(loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
     if loaded.spec is None:
         raise ValueError(f"{loaded.name} has no network to train: name a backbone, such as random --backbone resnet50")
     name = str(loaded.spec["name"])
-    if name != "small" and not name.startswith(("torchvision/", "timm/")):
+    if name not in backbones.BUILTIN and not name.startswith(("torchvision/", "timm/")):
         fresh = copy.deepcopy(loaded.encoder)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

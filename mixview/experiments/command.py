@@ -100,7 +100,7 @@ def list_runs(study: "Study", out: Path) -> None:
     for run in study.runs:
         cost = "done" if run.name in done else duration(estimate.seconds([run]))
         epochs = str(run.epochs) if run.encoder is None else run.encoder
-        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient}, {run.passes.without}", cost)
+        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient:.3g}, {run.passes.without:.3g}", cost)
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [run for run in study.runs if run.name not in done]
     say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of core time left")

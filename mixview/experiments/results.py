@@ -63,7 +63,7 @@ class RunResult:
     steps: Count = 0
     images_seen: Count = 0
     """Images over all steps, each as often as it was seen."""
-    passes: tuple[Count, Count] = (0, 0)
+    passes: tuple[Amount, Amount] = (0, 0)
     """Encoder passes per step, with a gradient and without."""
     cpu_seconds: Amount = 0.0
     """Processor time of the training steps."""

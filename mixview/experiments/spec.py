@@ -240,7 +240,7 @@ def passes_per_step(settings: dict[str, Any]) -> Passes:
     given = from_plain(copy.deepcopy(settings))
     if given.batch_size == "auto":
         raise ValueError("a study compares runs of equal length: give batch_size a number instead of auto")
-    key = repr((given.method, given.objective, given.mixing))
+    key = repr((given.method, given.objective, given.mixing, given.augment, given.size))
     if key not in PASSES_CACHE:
         PASSES_CACHE[key] = count_passes(given)
     return PASSES_CACHE[key]

@@ -6,6 +6,8 @@ from mixview.methods import MoCoV2Config, SimCLR, backward, moco_v2
 from mixview.methods.barlow_twins import BarlowTwins, BarlowTwinsConfig
 from mixview.methods.base import Method, MethodConfig, RunLength, Targets, Views, backward
 from mixview.methods.byol import BYOL, BYOLConfig
+from mixview.methods.dino import DINO, DINOConfig
+from mixview.methods.distillation import Distillation, DistillationConfig
 from mixview.methods.grad_cache import cached_backward
 from mixview.methods.imix import IMixConfig, IMixMoCoConfig, i_mix
 from mixview.methods.mixco import MixCoConfig, moco_mixco
@@ -20,9 +22,13 @@ from mixview.methods.vicreg import VICReg, VICRegConfig
 
 __all__ = [
     "BYOL",
+    "DINO",
     "BYOLConfig",
     "BarlowTwins",
     "BarlowTwinsConfig",
+    "DINOConfig",
+    "Distillation",
+    "DistillationConfig",
     "IMixConfig",
     "IMixMoCoConfig",
     "Method",

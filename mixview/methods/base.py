@@ -86,7 +86,7 @@ class Method(nn.Module, ABC):
 
 
 class RunLength(NamedTuple):
-    """How long a run is, and in what steps: what a method's options may depend on."""
+    """How long a run is, in what steps, and of what images: what a method's options may depend on."""
 
     images: int
     """Images in the training set."""
@@ -94,6 +94,10 @@ class RunLength(NamedTuple):
     """Optimizer steps of the whole run."""
     batch_size: int
     """Images per step, over all devices."""
+    size: int = 224
+    """Size of the global views in pixels."""
+    channels: int = 3
+    """Channels of the images."""
 
     @property
     def epoch_steps(self) -> int:
@@ -240,3 +244,28 @@ def check_two_views(views: Views) -> tuple[Tensor, Tensor]:
     if len(views) != 2 or views[0].shape != views[1].shape or views[0].ndim != 4:
         raise ValueError(f"expected two views [N, C, H, W] of one shape, got {[list(view.shape) for view in views]}")
     return views[0], views[1]
+
+
+def check_multi_crop(views: Views) -> tuple[Views, Views]:
+    """The two global views and the local ones, of which there may be none; raise if they do not belong together."""
+    shapes = [list(view.shape) for view in views]
+    if len(views) < 2 or views[0].shape != views[1].shape or any(view.ndim != 4 for view in views):
+        raise ValueError(f"expected two global views [N, C, H, W] of one shape, then any local ones, got {shapes}")
+    if any(view.shape[:2] != views[0].shape[:2] for view in views):
+        raise ValueError(f"expected views of the same images, as many and of the same channels, got {shapes}")
+    return views[:2], views[2:]
+
+
+def encode_crops(encode: Callable[[Tensor], Tensor], views: Views) -> list[Tensor]:
+    """The encoded views, [N, D] each, in one pass per size, as published with multi-crop.
+
+    Batch norm is over all views of a size. A single view is passed as the tensor that it is.
+    """
+    encoded: dict[int, Tensor] = {}
+    sizes: dict[torch.Size, list[int]] = {}
+    for index, view in enumerate(views):
+        sizes.setdefault(view.shape, []).append(index)
+    for indices in sizes.values():
+        together = views[indices[0]] if len(indices) == 1 else torch.cat([views[index] for index in indices])
+        encoded.update(zip(indices, encode(together).chunk(len(indices)), strict=True))
+    return [encoded[index] for index in range(len(views))]

@@ -1,8 +1,10 @@
 """SwAV (Caron et al., 2020): an image's code, its share in each of some prototypes, is predicted from its other view.
 
-Two views, no multi-crop. Under a mixture the prediction is made from the mixture, and the codes are those of its two
-unmixed parents, weighted by lam: the loss is linear in the code, so that SwAV-BSIM is Eq. 4's idea with cross-entropy
-for cosine.
+Under a mixture the prediction is made from the mixture, and the codes are those of its two unmixed parents, weighted by
+lam: the loss is linear in the code, so that SwAV-BSIM is Eq. 4's idea with cross-entropy for cosine.
+
+With multi-crop, the first two views are global and the further ones, smaller, local. Codes are of the global views
+alone; every view predicts those of all other global views. Local crops stay unmixed.
 
 As published, the prototypes do not learn at first, and small batches are balanced together with the projections of
 earlier ones, kept in a queue: a few images cannot be spread evenly over many prototypes.
@@ -24,12 +26,13 @@ from mixview.methods.base import (
     RunLength,
     Targets,
     Views,
+    check_multi_crop,
     check_progress,
-    check_two_views,
+    encode_crops,
     memoize,
     unmixed_first,
 )
-from mixview.mixing import Mixture
+from mixview.mixing import Identity, Mixture
 from mixview.nn import MLP, EncoderWithProjector, KeyQueue
 from mixview.objective import Term
 from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Width
@@ -74,7 +77,8 @@ def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, temperat
 class SwAV(Method):
     """Predict the code of one view from the other, or from a mixture of the other.
 
-    Passes with gradient under SIM / BSIM / WBSIM: 2 / 2 / 4; without: 0 / 2 / 0.
+    Passes of global views with gradient under SIM / BSIM / WBSIM: 2 / 2 / 4; without: 0 / 2 / 0. Terms that go backward
+    one at a time each encode the local crops again: the price of holding the activations of one term.
 
     Args:
         encoder: images [N, C, H, W] -> features [N, feature_dim].
@@ -90,6 +94,8 @@ class SwAV(Method):
         queue_start: optimizer steps after which the queue starts to fill; it is used once it is full.
         freeze_steps: optimizer steps at the start in which the prototypes do not learn; published: one epoch.
     """
+
+    num_views: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -132,7 +138,8 @@ class SwAV(Method):
         self.normalize_prototypes()
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
-        first, second = check_two_views(views)
+        global_views, local_views = check_multi_crop(views)
+        first, second = global_views
         project = memoize(lambda images: l2_normalize(self.online(images)))
         if targets is None:
             if any(mixture.is_identity for _, mixture in terms):
@@ -143,13 +150,26 @@ class SwAV(Method):
                     z_first, z_second = project.encode(first), project.encode(second)
             targets = self.assign(z_first, 0), self.assign(z_second, 1), z_first, z_second
         code_first, code_second, *_ = targets
+        local_loss: Tensor | None = None
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
-            scores_first, scores_second = (self.prototypes(project(mixture(view))) for view in views)
+            scores_first, scores_second = (self.prototypes(project(mixture(view))) for view in global_views)
             side = swapped_prediction(scores_first, code_second, mixture, self.temperature)
             other = swapped_prediction(scores_second, code_first, mixture, self.temperature)
-            loss = loss + weight * (side + other) / 2
+            term = side + other
+            if local_views:
+                if local_loss is None:  # the same for all terms
+                    local_loss = self.predict_from_crops(local_views, code_first + code_second)
+                term = term + local_loss
+            loss = loss + weight * term / (2 * (len(views) - 1))  # pairs of a code and another view
         return loss, targets
+
+    def predict_from_crops(self, local_views: Views, codes: Tensor) -> Tensor:
+        """Sum over the local crops of the cross-entropy with the codes [N, K] of both global views, added up."""
+        crops = encode_crops(lambda images: l2_normalize(self.online(images)), local_views)
+        plain = Identity().draw(local_views[0])
+        losses = [swapped_prediction(self.prototypes(z), codes, plain, self.temperature) for z in crops]
+        return torch.stack(losses).sum()
 
     @torch.no_grad()
     def assign(self, z: Tensor, view: int) -> Tensor:
@@ -210,7 +230,7 @@ class SwAV(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SwAVConfig(MethodConfig):
-    """SwAV (Caron et al., 2020): predicts one view's cluster assignment from the other; two views, no multi-crop."""
+    """SwAV (Caron et al., 2020): predicts one view's cluster assignment from the others; multi-crop is an option."""
 
     name: ClassVar[str] = "swav"
     module: ClassVar[type[Method]] = SwAV
@@ -247,6 +267,8 @@ class SwAVConfig(MethodConfig):
                 f"{run.batch_size}, or 0 for none, which batches larger than the number of prototypes do not need"
             )
         assert self.prototypes is not None
+        if self.prototypes < 2:
+            raise ValueError("--method.prototypes 1 leaves nothing to predict: use at least 2, published are 3,000")
         return SwAV(
             encoder,
             feature_dim,

@@ -17,7 +17,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from mixview.data.augment.policies import load_policy
+from mixview.data.augment.policies import Policy, load_policy
 from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
 from mixview.data.sources.base import Source, SourceError
@@ -40,6 +40,9 @@ from mixview.train.estimate import largest_batch
 from mixview.train.loop import Engine, Run
 from mixview.train.monitor import KNNImages, Monitor, hold_out, separate
 from mixview.train.optim import build_optimizer, schedule_factor
+
+DEFAULT_SIZE = 224
+"""View size in pixels where nothing says one."""
 
 
 def check_early(config: PretrainConfig) -> PretrainConfig:
@@ -102,15 +105,8 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     """The settings with a value for each that depends on the data or the device, and the data with notes about them."""
     notes, count = [*data.notes], len(data.images)
     size = config.size or natural_size(data.images)
-    published = config.method.augment
-    augment = config.augment or (f"{published}-small" if size <= SMALL_IMAGE_SIZE else published)
-    config = replace(config, size=size, augment=augment)
-    policy, num_views = load_policy(augment, size, config.min_crop_scale), config.method.module.num_views
-    if num_views not in (None, len(policy)):
-        raise ValueError(
-            f"--augment {augment} makes {len(policy)} views of an image, and {config.method.name} needs "
-            f"{num_views}: choose another augmentation"
-        )
+    config = replace(config, size=size, augment=augment_for(config, size))
+    check_views(config, load_policy(augment_for(config, size), size, config.min_crop_scale))
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
         notes.append(f"A batch of {config.batch_size} fits.")
@@ -118,8 +114,42 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     if count < config.batch_size:
         few = f"give --batch_size {count}, or more images" if count > 1 else "give more images"
         raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
-    run = RunLength(count, config.epochs * (count // config.batch_size), config.batch_size)
+    steps = config.epochs * (count // config.batch_size)
+    run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
+
+
+def augment_for(config: PretrainConfig, size: int) -> str:
+    """The augmentation policy that was chosen, or else the method's own, for views of this size."""
+    published = config.method.augment
+    return config.augment or (f"{published}-small" if size <= SMALL_IMAGE_SIZE else published)
+
+
+def view_sizes(config: PretrainConfig) -> list[int]:
+    """The size of each view in pixels; a policy is read only for methods that take any number of views."""
+    num_views = config.method.module.num_views
+    if num_views is not None:
+        return [config.size or DEFAULT_SIZE] * num_views
+    size = config.size or DEFAULT_SIZE
+    return [view.size for view in load_policy(augment_for(config, size), size)]
+
+
+def check_views(config: PretrainConfig, policy: Policy) -> None:
+    """Raise if the method cannot take the views of this policy."""
+    module, sizes = config.method.module, [view.size for view in policy]
+    wrapped = config.objective == "unmix" and module.unmix_targets
+    num_views = 2 if wrapped else module.num_views
+    name = f"{config.method.name} under unmix" if wrapped else config.method.name
+    if num_views not in (None, len(policy)):
+        raise ValueError(
+            f"--augment {config.augment} makes {len(policy)} views of an image, and {name} needs "
+            f"{num_views}: choose another augmentation"
+        )
+    if len(set(sizes)) > 1 and (sizes[0] != sizes[1] or max(sizes) > sizes[0]):
+        raise ValueError(
+            f"--augment {config.augment} makes views of {', '.join(map(str, sizes))} pixels: two global ones of the "
+            "largest size must come first, then the local crops"
+        )
 
 
 def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
@@ -133,7 +163,8 @@ def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
 
     def step(batch_size: int) -> None:
         backbone = backbones.build(config.backbone, size=sizes[0], channels=config.channels, stem=config.stem)
-        method = build_method(config.method, backbone, RunLength(images, 1, batch_size), config.objective).to(device)
+        run = RunLength(images, 1, batch_size, sizes[0], config.channels)
+        method = build_method(config.method, backbone, run, config.objective).to(device)
         optimizer = build_optimizer(method, config.optimizer, batch_size)
         count = -(-batch_size // config.accumulate_grad_batches)
         views = [torch.rand(count, config.channels, size, size, device=device) for size in sizes]
@@ -178,7 +209,10 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         weights=config.weights,
         zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
     )
-    length = RunLength(len(data.images), config.epochs * batches.batches_per_epoch, config.batch_size)
+    for crop in sorted({view.size for view in policy} - {config.size}):
+        backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)
+    steps = config.epochs * batches.batches_per_epoch
+    length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
     notes = [*backbone.notes, *adapt(config, fabric, method, channels_last)]

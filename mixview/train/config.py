@@ -113,6 +113,8 @@ class OptimizerConfig:
     """Multiply lr by batch_size / 256."""
     weight_decay: NonNegativeFloat = 1e-4
     """Weight decay: added to the gradient (sgd, lars) or decoupled from it (adamw)."""
+    weight_decay_end: NonNegativeFloat | None = None
+    """Weight decay at the end of training, to which it moves along a cosine (DINO); by default it stays."""
     momentum: Decay = 0.9
     """Momentum of sgd and lars."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -191,7 +193,7 @@ class PretrainConfig:
     """sim (the method as published), bsim (every anchor is a mixture), wbsim (both, weighted), mixaug (the ablation) or
     unmix (Un-Mix: both, of equal weight)."""
     backbone: str = "resnet50"
-    """Any torchvision or timm model by name, "small" for a CPU, or your own as package.module:factory."""
+    """A torchvision or timm model by name, "small" or "small-vit" for a CPU, or your own as package.module:factory."""
 
     split: str | None = None
     """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
@@ -213,7 +215,8 @@ class PretrainConfig:
     weights: str | None = None
     """Initial weights: imagenet, a file, or an earlier run."""
     stem: Literal["auto", "small", "standard"] = "auto"
-    """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views."""
+    """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views. Of small-vit: patches
+    of 4 or of 16 pixels."""
     zero_init: bool | None = None
     """Start every residual block of a ResNet as a shortcut; by default as published with the method."""
     mixing: MixingConfig = field(default_factory=MixingConfig)

@@ -7,6 +7,7 @@ step on the CPU around a stand-in that computes nothing and saves as much, so th
 time are the method's own.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from mixview.encoders import backbones
 from mixview.methods import RunLength
 from mixview.train.activations import SavedBytes, peak_activations
-from mixview.train.build import build_method, build_objective
+from mixview.train.build import build_method, build_objective, view_sizes
 from mixview.train.config import PretrainConfig
 from mixview.train.optim import build_optimizer
 
@@ -66,17 +67,24 @@ def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: b
             f"the memory depends on the batch and the size of views: {settings.batch_size}, {settings.size}"
         )
     batch, size = settings.batch_size, settings.size
+    sizes = view_sizes(settings)
     cost = encoder_cost(settings.backbone, size, settings.channels, settings.stem)
-    backbone = backbones.Backbone(StandIn(cost), cost.feature_dim, notes=(), spec={})
-    length = RunLength(images, settings.epochs * (images // batch), batch)
+    # Views of 8 pixels stand for the global ones, and those of 9 and more for local crops of each size.
+    tiny_sizes = {crop: 8 + number for number, crop in enumerate(dict.fromkeys([size, *sizes]))}
+    saved = {
+        tiny: encoder_cost(settings.backbone, size, settings.channels, settings.stem, crop).saved
+        for crop, tiny in tiny_sizes.items()
+    }
+    backbone = backbones.Backbone(StandIn(cost, saved), cost.feature_dim, notes=(), spec={})
+    length = RunLength(images, settings.epochs * (images // batch), batch, size, settings.channels)
     method = build_method(settings.method, backbone, length, settings.objective)
     per_device = batch // devices
     micro_batch = -(-per_device // settings.accumulate_grad_batches)
-    num_views = settings.method.module.num_views or 2
-    tiny = torch.zeros(num_views, min(micro_batch, FEW), settings.channels, 8, 8)
+    few = min(micro_batch, FEW)
+    views = [torch.zeros(few, settings.channels, tiny_sizes[crop], tiny_sizes[crop]) for crop in sizes]
     objective = build_objective(settings.objective, settings.mixing)
-    held = peak_activations(method, objective, list(tiny), joint=joint)
-    activations = held * micro_batch // tiny.shape[1]
+    held = peak_activations(method, objective, views, joint=joint)
+    activations = held * micro_batch // few
     method.to("meta")
     trained = [weight for weight in method.parameters() if weight.requires_grad]
     optimizer = build_optimizer(method, settings.optimizer, batch)
@@ -90,7 +98,7 @@ def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: b
         weights=weights + (weights // 2 if mixed else 0),
         gradients=size_of(*trained) * (2 if devices > 1 else 1),
         optimizer=size_of(*state),
-        views=num_views * per_device * settings.channels * size * size * 4,
+        views=sum(crop * crop for crop in sizes) * per_device * settings.channels * 4,
         activations=activations // 2 if mixed else activations,
     )
 
@@ -113,13 +121,13 @@ class EncoderCost(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def encoder_cost(name: str, size: int, channels: int, stem: Any) -> EncoderCost:
-    """Counted in one forward pass on the meta device."""
+def encoder_cost(name: str, size: int, channels: int, stem: Any, crop: int | None = None) -> EncoderCost:
+    """Counted in one forward pass on the meta device, of an encoder for this size; of local crops, if one is given."""
     backbone = backbones.build(name, size=size, channels=channels, stem=stem)
     encoder = backbone.encoder.to("meta").train()
     count = 4  # a batch norm's statistics, saved once however many images there are, are next to nothing
     with SavedBytes(encoder) as saved:
-        encoder(torch.empty(count, channels, size, size, device="meta"))
+        encoder(torch.empty(count, channels, crop or size, crop or size, device="meta"))
     return EncoderCost(
         backbone.feature_dim,
         sum(weight.numel() for weight in encoder.parameters() if weight.ndim > 1),
@@ -132,16 +140,16 @@ def encoder_cost(name: str, size: int, channels: int, stem: Any) -> EncoderCost:
 class StandIn(nn.Module):
     """An encoder that has as many weights as another and saves as much for the backward, all on the meta device."""
 
-    def __init__(self, cost: EncoderCost) -> None:
+    def __init__(self, cost: EncoderCost, saved: Mapping[int, int]) -> None:
         super().__init__()
         self.feature_dim = cost.feature_dim
-        self.saved = cost.saved
+        self.saved = dict(saved)  # bytes per image, by the side of the images that stand for it
         self.matrices = nn.Parameter(torch.empty(cost.matrices, 1, device="meta"))
         self.vectors = nn.Parameter(torch.empty(cost.vectors, device="meta"))
         self.register_buffer("statistics", torch.empty(cost.buffers, device="meta"))
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = SaveOnly.apply(images, self.matrices, self.saved, self.feature_dim)
+        features: Tensor = SaveOnly.apply(images, self.matrices, self.saved[images.shape[-1]], self.feature_dim)
         return features
 
 

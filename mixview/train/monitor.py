@@ -125,6 +125,14 @@ def names_parents(mixture: Mixture) -> bool:
     return not torch.equal(mixture.partner, mixture.own)
 
 
+def to_shape(crops: Tensor, views: Tensor) -> Tensor:
+    """Local crops at the size of global views, each pixel repeated, so that one picture shows both."""
+    if crops.shape == views.shape:
+        return crops
+    resized: Tensor = F.resize(crops, list(views.shape[-2:]), interpolation=InterpolationMode.NEAREST)
+    return resized
+
+
 class Monitor:
     """Evaluates an encoder while it learns, on the first process.
 
@@ -213,7 +221,7 @@ class Monitor:
     def save_views(self, path: Path, count: int = 8) -> None:
         """Draw what people check first: views of some images and, where the objective mixes, their mixtures."""
         first = self.views[0][:count]
-        rows = [view[:count] for view in self.views if view.shape == self.views[0].shape]
+        rows = [to_shape(view[:count], first) for view in self.views]
         for term in self.objective.draw(first, mixture_generators(0, 0)):
             if not term.mixture.is_identity:
                 rows.append(term.mixture(first))

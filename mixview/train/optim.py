@@ -34,7 +34,8 @@ def parameter_groups(method: Method, settings: OptimizerConfig, batch_size: int)
     what is frozen at first, since torch's fused SGD takes no parameter whose gradients begin later than its group's.
 
     A parameter of at most one dimension is a norm's or a bias, whatever its layer is called and wherever it sits.
-    Every group carries `base_lr`, the highest learning rate, and `fixed`, whether it stays there.
+    Every group carries `base_lr`, the highest learning rate, `fixed`, whether it stays there, and `decays`, whether
+    weight decay applies.
     """
     apart = {id(weight) for weight in predictor_apart(method, settings)}
     frozen = {id(weight) for weight in method.frozen}
@@ -50,7 +51,7 @@ def parameter_groups(method: Method, settings: OptimizerConfig, batch_size: int)
         lr = peak_lr(settings, batch_size) * (settings.predictor_rate if is_apart else 1.0)
         lr *= settings.norm_and_bias_rate if norm_or_bias else 1.0
         group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_apart and settings.fixed_predictor_lr}
-        group["weight_decay"] = 0.0 if excluded else settings.weight_decay
+        group |= {"weight_decay": 0.0 if excluded else settings.weight_decay, "decays": not excluded}
         groups.append(group | ({"adapt": not excluded} if settings.name == "lars" else {}))
     return groups
 
@@ -127,14 +128,24 @@ def schedule_factor(settings: OptimizerConfig, epoch: float, epochs: float) -> f
     return 1.0
 
 
+def weight_decay_at(settings: OptimizerConfig, epoch: float, epochs: float) -> float:
+    """The weight decay after `epoch` of `epochs`: a cosine from the first to the last step, warm-up included."""
+    start, end = settings.weight_decay, settings.weight_decay_end
+    if end is None:
+        return start
+    return end + (start - end) * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+
+
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, settings: OptimizerConfig, epoch: float, epochs: float
 ) -> float:
-    """Give every group its learning rate for the step that starts at `epoch` (a fraction too), and return the lr.
+    """Give every group its lr and weight decay for the step that starts at `epoch` (a fraction too); returns the lr.
 
     Pure: the same epoch gives the same rates, whatever was set before.
     """
     factor = schedule_factor(settings, epoch, epochs)
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] if group["fixed"] else group["base_lr"] * factor
+        if settings.weight_decay_end is not None and group["decays"]:
+            group["weight_decay"] = weight_decay_at(settings, epoch, epochs)
     return float(optimizer.param_groups[0]["base_lr"] * factor)

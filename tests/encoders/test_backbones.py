@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mixview.encoders import backbones
 from mixview.encoders.backbones import SmallResNet, build
+from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.encoders.weights import adapt_channels, load_weights, strip_prefixes
 
 MODELS = [
@@ -433,3 +434,36 @@ def test_imagenet_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch
         build("timm/resnet18", size=32, weights="imagenet")
     with pytest.raises(ValueError, match="small has no ImageNet weights"):
         build("small", size=32, weights="imagenet")
+
+
+def test_small_vit_is_small_and_takes_local_crops(tmp_path: Path) -> None:
+    backbone = build("small-vit", size=32)
+    assert backbone.feature_dim == 128
+    assert sum(weight.numel() for weight in backbone.encoder.parameters()) < 1e6
+    assert backbone.spec == {"name": "small-vit", "size": 32, "channels": 3, "stem": "small", "feature_dim": 128}
+    assert backbone.notes[1] == "Patches of 4 pixels, for images of 32."
+    for size in (16, 32, 48):
+        assert backbone.encoder(torch.rand(2, 3, size, size)).shape == (2, 128)
+    assert build("small-vit", size=224, channels=1).spec["stem"] == "standard"
+    with pytest.raises(ValueError, match="patches of 4 pixels, which 30 pixels is no multiple of: use 28 or 32"):
+        build("small-vit", size=30)
+    with pytest.raises(ValueError, match="at least 4"):
+        build("small-vit", size=3)
+
+    save_encoder(tmp_path / "encoder.safetensors", backbone.encoder, backbone.spec, {})
+    loaded, _ = load_encoder(tmp_path)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(loaded(images), backbone.encoder.eval()(images))
+    again = build("small-vit", size=32, weights=str(tmp_path))
+    assert same(again.encoder, backbone.encoder)
+
+
+def test_vits_of_timm_take_local_crops_and_compute_what_they_did() -> None:
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    encoder = build("vit_tiny_patch16_224", size=224).encoder.eval()
+    assert encoder(torch.rand(2, 3, 96, 96)).shape == (2, 192)
+    fixed = timm.create_model("vit_tiny_patch16_224", num_classes=0).eval()
+    fixed.load_state_dict(encoder.state_dict())
+    images = torch.rand(2, 3, 224, 224)
+    assert torch.equal(encoder(images), fixed(images))

@@ -81,7 +81,7 @@ def test_swav_counts_its_epochs_in_steps() -> None:
         make("swav", queue_size=32)
 
 
-@pytest.mark.parametrize("name", METHODS.names())
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if name != "distillation"])  # has a teacher's width
 def test_every_method_takes_a_small_encoder(name: str) -> None:
     names = {field.name for field in dataclasses.fields(METHODS.load(name))}
     method = make(name, **{option: 8 for option in ("hidden", "dim") if option in names})

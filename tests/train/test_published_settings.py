@@ -6,7 +6,7 @@ comes from a recipe, from its bases or from a default in the code.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -235,6 +235,7 @@ NOT_PUBLISHED = {name for name in recipes.names() if name.startswith("small/")}
 """Recipes of our own, for little data and few cores."""
 SWAV = "related/swav"
 NEWER = {"related/barlow-twins", "related/vicreg", "related/mocov3"}
+SWAV_MULTI_CROP, DINO_SMALL = "related/swav-multi-crop", "vit/dino-small"
 
 
 # --- what a run would do ----------------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ def described(run: Run) -> dict[str, Any]:
         "epochs": run.settings.epochs,
         "images": (run.settings.data, run.settings.split, run.settings.size),
         "optimizer": type(run.optimizer).__name__,
-        "momentum": {group["momentum"] for group in groups},
+        "momentum": {group.get("momentum") for group in groups},
         "trust": {group.get("trust") for group in groups},
         "clip": run.settings.optimizer.clip,
         "lr": sorted({group["base_lr"] for group in groups}),
@@ -411,7 +412,7 @@ def terms_of(run: Run) -> Terms:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipes.names()) == set(ROWS) | NOT_PUBLISHED | {SWAV} | NEWER
+    assert set(recipes.names()) == set(ROWS) | NOT_PUBLISHED | {SWAV, SWAV_MULTI_CROP, DINO_SMALL} | NEWER
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -430,9 +431,10 @@ def test_a_recipe_is_as_published(name: str, resolve: Callable[[str], Run]) -> N
     assert rates == pytest.approx([lr * schedule(epoch, row.epochs) for epoch in EPOCHS_LOOKED_AT])
 
 
-def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[str], Run]) -> None:
-    """facebookresearch/swav scripts/swav_400ep_2x224_pretrain.sh; 64 devices of 64 images."""
-    run = resolve(SWAV)
+@pytest.mark.parametrize("name", [SWAV, SWAV_MULTI_CROP])
+def test_swav_is_as_published_but_for_what_its_recipe_says(name: str, resolve: Callable[[str], Run]) -> None:
+    """facebookresearch/swav, swav_400ep_2x224_pretrain.sh and swav_200ep_pretrain.sh; 64 devices of 64 images."""
+    run = resolve(name)
     found = described(run)
     assert (found["optimizer"], found["momentum"], run.settings.batch_size) == ("LARS", {0.9}, 4096)
     assert found["lr"] == [4.8]
@@ -442,6 +444,44 @@ def test_swav_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
     assert found["projector"] == "2048 BN ReLU 128"
     assert (run.method.prototypes.out_features, run.method.temperature) == (3000, 0.1)  # type: ignore[union-attr]
     assert (run.method.epsilon, run.method.iterations) == (0.05, 3)
+    assert terms_of(run) == SIM
+
+
+def test_swavs_crops(resolve: Callable[[str], Run]) -> None:
+    """--nmb_crops 2 6 --size_crops 224 96 --min_scale_crops 0.14 0.05 --max_scale_crops 1. 0.14; colors of SimCLR."""
+    crops = [(Crop(224, (0.14, 1.0)), 2), (Crop(96, (0.05, 0.14)), 6)]
+    expected = [replace(SIMCLR, crop=crop) for crop, count in crops for _ in range(count)]
+    assert described(resolve(SWAV_MULTI_CROP))["views"] == tuple(expected)
+
+
+def test_dino_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[str], Run]) -> None:
+    """facebookresearch/dino main_dino.py: its defaults, and --teacher_temp 0.07 --warmup_teacher_temp_epochs 30."""
+    run = resolve(DINO_SMALL)
+    method: Any = run.method
+    found, steps = run.settings.optimizer, IMAGENET // 1024
+    assert (run.backbone["name"], run.backbone["size"]) == ("timm/vit_small_patch16_224", 224)
+    assert (run.settings.batch_size, run.settings.epochs, found.warmup_epochs, found.clip) == (1024, 100, 10, 3.0)
+    assert type(run.optimizer) is torch.optim.AdamW
+    for epoch, lr, decay in ((0, 0.0, 0.04), (5, 1e-3, None), (10, 2e-3, None), (55, 1e-3, None), (100, 0.0, 0.4)):
+        assert set_learning_rate(run.optimizer, found, epoch, 100) == pytest.approx(lr)
+        for group in run.optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.ndim <= 1 or decay is not None:
+                    assert group["weight_decay"] == pytest.approx(decay if weight.ndim > 1 else 0.0)
+    head = [(each.in_features, each.out_features) for each in method.online.projector if isinstance(each, nn.Linear)]
+    assert head == [(2048, 2048), (2048, 2048), (2048, 256)]  # of the stub's 2048 features
+    assert [type(each).__name__ for each in method.online.projector][1::2] == ["GELU", "GELU"]
+    assert method.prototypes.weight.shape == (65536, 256)
+    assert method.prototypes.length is None
+    assert (method.freeze_steps, method.warmup_steps) == (steps, 30 * steps)
+    assert (method.temperature, method.teacher_temperatures) == (0.1, (0.04, 0.07))
+    assert (method.momentum, method.center_momentum) == (0.996, 0.9)
+    large, local = (
+        Crop(size, scale, interpolation="bicubic") for size, scale in ((224, (0.4, 1.0)), (96, (0.05, 0.4)))
+    )
+    colors = replace(BYOL[0], crop=large)
+    views = [colors, replace(BYOL[1], crop=large), *[replace(colors, crop=local, blur=Blur(0.5))] * 8]
+    assert described(run)["views"] == tuple(views)
     assert terms_of(run) == SIM
 
 

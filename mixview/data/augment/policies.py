@@ -296,7 +296,7 @@ def read_builtin(name: str) -> dict[str, Any]:
     if name.endswith("-small"):
         changes = merge(read_policy(BUILTIN / "_small.yaml"), small)
         settings = merge(settings, changes)
-        if isinstance(settings.get("views"), list):
+        if isinstance(settings.get("views"), list) and "views" not in changes:  # which say what they are themselves
             settings["views"] = [merge(view, changes) for view in settings["views"]]
     return settings
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
 from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config, write_json
 from mixview.encoders.transforms import CROP_RATIO
@@ -47,7 +48,7 @@ def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
         output = "model(images).pooler_output"
         by = ("transformers", "timm")
     else:
-        if source.library not in ("torchvision", "timm", "small"):
+        if source.library not in ("torchvision", "timm", *BUILTIN):
             raise ValueError(f"{source.spec['name']} is your own network, which nothing else can build: {OTHERWISE}")
         tensors = {f"encoder.{name}": tensor for name, tensor in source.tensors.items()}
         config = {"model_type": "mixview", "architectures": ["MixviewModel"], "spec": dict(source.spec)}

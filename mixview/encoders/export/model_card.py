@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import ExportedFiles, ExportSource, fill_path
 from mixview.encoders.transforms import CROP_RATIO
 from mixview.evaluate import results
@@ -89,7 +90,8 @@ def introduction(source: ExportSource) -> str:
     """One paragraph on what the file is."""
     spec = source.spec
     millions = sum(parameter.numel() for parameter in source.loaded.encoder.parameters()) / 1e6
-    stem = ", with the small stem (3×3, no pooling)" if spec["stem"] == "small" and spec["name"] != "small" else ""
+    resnet = spec["stem"] == "small" and spec["name"] not in BUILTIN
+    stem = ", with the small stem (3×3, no pooling)" if resnet else ""
     return (
         f"An image encoder, {spec['name']}{stem}: {millions:.1f} million parameters, images of "
         f"{spec['channels']}×{spec['size']}×{spec['size']} to {spec['feature_dim']} features. It has no classifier."

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixview.encoders.backbones import timm_options, torchvision_options
+from mixview.encoders.backbones import BUILTIN, timm_options, torchvision_options
 from mixview.encoders.encoder_file import save_encoder
 from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
 from mixview.encoders.optional import import_optional
@@ -31,7 +31,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], header: str) -> None:
 def write_safetensors(source: ExportSource, path: Path) -> ExportedFiles:
     """mixview's own file: weights, and in its header what rebuilds the network."""
     save_encoder(path, source.loaded.encoder, source.spec, json.loads(source.header)["metadata"])
-    trust = "" if source.library in ("torchvision", "timm", "small") else ", trust_remote_code=True"
+    trust = "" if source.library in ("torchvision", "timm", *BUILTIN) else ", trust_remote_code=True"
     snippet = join_lines(
         "import mixview",
         "",
