@@ -59,7 +59,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/losses.py",
         "tests/methods/test_barlow_twins.py",
-        ("plain[mixture.partner])\n        dims", "plain)\n        dims"),
+        ("standardize(mixture.interpolate(plain))", "standardize(plain[mixture.own])"),
         ("anchors[:, dims].T @ targets / len(anchors)", "anchors[:, dims].T @ targets"),
         ("(1 - diagonal).square()", "diagonal.square()"),
         ("lambda_bt * off_diagonal", "off_diagonal"),
@@ -69,7 +69,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/losses.py",
         "tests/methods/test_vicreg.py",
-        ("lam * first + (1 - lam) * second).mean()\n\n\ndef variance", "first).mean()\n\n\ndef variance"),
+        ("distance + share.unsqueeze(1) * (mixed", "distance + 0.5 * (mixed"),
         ("z.var(dim=0) + 1e-4", "z.var(dim=0, correction=0) + 1e-4"),
         ("@ z / (len(z) - 1)", "@ z / len(z)"),
         ("c.diagonal(dims.start).square().sum()) / z.shape[1]", "c.diagonal(dims.start).square().sum())"),
