@@ -343,7 +343,12 @@ def test_either_takes_both() -> None:
 # --- with the rest ----------------------------------------------------------------------------------------------------
 
 PASSES = {"imix": (3, 0), "imix-moco": (2, 1), "mixco": (2, 1), "mochi": (2, 1), "swav": (4, 0), "swav-queue": (4, 0)}
-PASSES |= {"unmix-byol": (4, 4), "unmix-simclr": (4, 0), "dino": (2, 1)}  # DINO's views of a size go together
+PASSES |= {
+    "unmix-byol": (4, 4),
+    "unmix-simclr": (4, 0),
+    "dino": (2, 1),
+    "distillation": (4, 0),
+}  # DINO's views of a size go together
 
 
 @pytest.mark.parametrize("name", RELATIVES)
