@@ -9,6 +9,7 @@ from mixview.methods import (
     BYOL,
     DINO,
     BarlowTwins,
+    Distillation,
     Method,
     MoCoV3,
     SimCLR,
@@ -81,6 +82,9 @@ RELATIVES: dict[str, Callable[[bool], Method]] = {
     ),
     "dino": lambda norm: DINO(
         encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=7, momentum=0.9, warmup_steps=2
+    ),
+    "distillation": lambda norm: Distillation(
+        encoder(norm), WIDTH, encoder(norm), WIDTH, MLP((WIDTH, 9, WIDTH), norm), standardize=True
     ),
     "unmix-byol": lambda norm: UnMix(METHODS["byol"](norm)),
     "unmix-simclr": lambda norm: UnMix(METHODS["simclr"](norm)),

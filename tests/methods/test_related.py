@@ -347,6 +347,7 @@ PASSES |= {"unmix-byol": (4, 4), "unmix-simclr": (4, 0), "unmix-vicreg": (4, 0),
 PASSES |= {"barlow-twins": (3, 0), "barlow-twins-symmetric": (4, 0), "barlow-twins-mixed": (4, 0)}
 PASSES |= {"vicreg": (3, 0), "vicreg-symmetric": (4, 0)}
 PASSES |= {"dino": (2, 1)}  # its views of a size go together
+PASSES |= {"distillation": (4, 0)}
 
 
 @pytest.mark.parametrize("name", RELATIVES)
