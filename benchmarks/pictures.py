@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from mixview.report.figures.mixtures import mixtures
+from mixview.report import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
 WIDTH = 1200
@@ -32,7 +32,7 @@ def keep(picture: Image.Image, path: Path, width: int = WIDTH) -> None:
 
 def draw_mixtures() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        png, _ = mixtures("scenes", Path(folder) / "mixtures", pairs=1, split="test")
+        png, _ = figures.draw_mixtures("scenes", Path(folder) / "mixtures", pairs=1, split="test")
         with Image.open(png) as picture:
             keep(picture, DOCS / "mixtures.png", 900)
 

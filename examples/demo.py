@@ -17,13 +17,12 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from mixview.data.synthetic.scenes import Scenes
-from mixview.evaluate import results
+from mixview.data import Scenes
+from mixview.evaluate import Result, results
 from mixview.evaluate.knn import KNN
 from mixview.evaluate.linear import Linear
-from mixview.evaluate.results import Result
-from mixview.report.page import report
-from mixview.runs.run_directory import read_metrics
+from mixview.report import report
+from mixview.runs import read_metrics
 
 
 def pretrain(objective: str, options: argparse.Namespace) -> subprocess.Popen[bytes]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from mixview import CutMix, mixture_generators, wbsim
-from mixview.methods import moco_v2
-from mixview.methods.base import Targets
+from mixview.methods import Targets, moco_v2
 
 WIDTH = 64
 

@@ -57,17 +57,21 @@ COMMANDS: dict[str, Command | Group] = {
     "figure": Group(
         "Draw the figures of the paper from your own images and runs.",
         {
-            "mixtures": Command("How CutMix and Mixup mix two images.", "mixview.report.figures.mixtures:mixtures"),
-            "beta": Command("The distribution of λ.", "mixview.report.figures.beta:beta"),
-            "tsne-mixtures": Command(
-                "Where the features of mixtures lie.", "mixview.report.figures.tsne_mixtures:tsne_mixtures"
+            "mixtures": Command(
+                "How CutMix and Mixup mix two images.", "mixview.report.figures.mixtures:draw_mixtures"
             ),
-            "tsne-classes": Command("The features of classes.", "mixview.report.figures.tsne_classes:tsne_classes"),
-            "cost": Command("Time and memory of each objective.", "mixview.report.figures.cost:cost"),
-            "alpha": Command("Accuracy over α.", "mixview.report.figures.alpha:alpha"),
+            "beta": Command("The distribution of λ.", "mixview.report.figures.beta:draw_beta"),
+            "tsne-mixtures": Command(
+                "Where the features of mixtures lie.", "mixview.report.figures.tsne_mixtures:draw_tsne_mixtures"
+            ),
+            "tsne-classes": Command(
+                "The features of classes.", "mixview.report.figures.tsne_classes:draw_tsne_classes"
+            ),
+            "cost": Command("Time and memory of each objective.", "mixview.report.figures.cost:draw_cost"),
+            "alpha": Command("Accuracy over α.", "mixview.report.figures.alpha:draw_alpha"),
         },
     ),
-    "embed": Command("Write the features of images to a file.", "mixview.encoders.embed:Embed"),
+    "embed": Command("Write the features of images to a file.", "mixview.encoders.embedding:Embed"),
     "neighbors": Command("Find similar images, duplicates and outliers.", "mixview.encoders.neighbors:FindNeighbors"),
     "export": Command("Write an encoder in the format of another library.", "mixview.encoders.export.command:Export"),
     "import": Command("Turn weights of another library into an encoder file.", "mixview.encoders.importing:Import"),
@@ -83,7 +87,7 @@ COMMANDS: dict[str, Command | Group] = {
     "study": Group(
         "Run many trainings that answer one question.",
         {
-            "run": Command("Run a study, or continue it.", "mixview.experiments.command:run"),
+            "run": Command("Run a study, or continue it.", "mixview.experiments.command:run_study"),
             "show": Command("Show the results of studies.", "mixview.experiments.command:show"),
             "list": Command("List the studies that come with mixview.", "mixview.experiments.command:list_studies"),
         },

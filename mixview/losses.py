@@ -31,6 +31,14 @@ def nt_xent(
         mixture: A mixtures of these N images.
         temperature: tau.
         rows: the anchors to average over, all by default; with features gathered from many processes, one's own.
+
+    Example:
+        >>> from mixview import CutMix
+        >>> images, other = torch.rand(2, 4, 3, 8, 8)  # two views of four images
+        >>> mixture = CutMix(lam_per="image").draw(images, torch.Generator())
+        >>> encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 16))
+        >>> loss = nt_xent(encoder(mixture(images)), encoder(other), mixture, temperature=0.1)
+        >>> loss.backward()
     """
     check_temperature(temperature)
     check_pair(mixed_z, plain_z, mixture, "mixed_z", "plain_z")
@@ -68,6 +76,13 @@ def info_nce(
         temperature: tau.
         other_parent: count the other parent's key, too, among the negatives of each term.
         extra: [A, S] cosines of each query with negatives of its own, beside the queue.
+
+    Example:
+        >>> from mixview import CutMix
+        >>> mixture = CutMix().draw(torch.rand(4, 3, 8, 8), torch.Generator())
+        >>> query, keys, queue = torch.rand(4, 16), torch.rand(4, 16), torch.rand(64, 16)
+        >>> info_nce(query, keys, queue, mixture, temperature=0.2).shape
+        torch.Size([])
     """
     check_temperature(temperature)
     check_pair(query, keys, mixture, "query", "keys")
@@ -102,6 +117,13 @@ def byol_loss(prediction: Tensor, target: Tensor, mixture: Mixture, *, interpola
         target: [N, D] projections of the unmixed other view (detached, in BYOL and SimSiam).
         mixture: A mixtures of these N images.
         interpolated: compare with one target instead, the unit vector along `lam z_i + (1 - lam) z_j` (z normalized).
+
+    Example:
+        >>> from mixview import Identity
+        >>> mixture = Identity().draw(torch.rand(2, 3, 8, 8))
+        >>> prediction, target = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+        >>> byol_loss(prediction, target, mixture)  # one is right, and one at a right angle
+        tensor(1.)
     """
     check_pair(prediction, target, mixture, "prediction", "target")
     with torch.autocast(prediction.device.type, enabled=False):

@@ -38,6 +38,12 @@ def mixture_generators(seed: int, step: int, *, rank: int = 0, mix_groups: int =
     A group is what mixes together. Rank r of many with `mix_groups=1` owns group r; one process with `mix_groups=G`
     owns groups 0 … G-1 and so draws bit for bit what G ranks would. When gradients accumulate, micro-batch m of M on
     rank r is a group of its own: `rank=r * M + m`.
+
+    Example:
+        >>> generators = mixture_generators(seed=0, step=7, mix_groups=2)
+        >>> mixture = CutMix().draw(torch.rand(8, 3, 4, 4), generators)
+        >>> mixture.partner.tolist()  # reversed within each group
+        [3, 2, 1, 0, 7, 6, 5, 4]
     """
     if mix_groups < 1 or rank < 0:
         raise ValueError(f"mix_groups must be at least 1 and rank at least 0, got {mix_groups} and {rank}")
@@ -306,6 +312,14 @@ class Mixer(ABC):
 
     For one that mixes pairs with lam from a Beta distribution, subclass `BetaMixer`. Your own is used in training by
     its import path: `mixview pretrain --mixing.mixer mine.FMix`.
+
+    Example:
+        >>> class Average(Mixer):
+        ...     def draw(self, images, generator, *, mix_groups=1, mix_strength=1.0):
+        ...         partner = torch.arange(len(images)).flip(0)
+        ...         return Mixture(partner, torch.full((len(images),), 1 - mix_strength / 2))
+        >>> Average().draw(torch.rand(2, 3, 4, 4), torch.Generator())
+        Mixture(partner=[1, 0], lam=[0.5, 0.5])
     """
 
     @classmethod
@@ -329,7 +343,14 @@ class Mixer(ABC):
 
 @final
 class Identity(Mixer):
-    """No mixture: lam = 1, every image its own partner, and the batch handed back untouched."""
+    """No mixture: lam = 1, every image its own partner, and the batch handed back untouched.
+
+    Example:
+        >>> images = torch.rand(2, 3, 4, 4)
+        >>> mixture = Identity().draw(images)
+        >>> mixture, mixture(images) is images
+        (Mixture(partner=[0, 1], lam=[1.0, 1.0]), True)
+    """
 
     def __repr__(self) -> str:
         return "Identity()"
@@ -508,7 +529,15 @@ class BetaMixer(Mixer):
 
 @final
 class Mixup(BetaMixer):
-    """`lam x_i + (1 - lam) x_j` (Zhang et al., 2018)."""
+    """`lam x_i + (1 - lam) x_j` (Zhang et al., 2018).
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = Mixup(alpha=1.0).draw(images, torch.Generator().manual_seed(0))
+        >>> lam = mixture.lam[0]
+        >>> torch.allclose(mixture(images)[0], lam * images[0] + (1 - lam) * images[3])
+        True
+    """
 
     name: ClassVar[str] = "mixup"
 
@@ -522,7 +551,15 @@ class Mixup(BetaMixer):
 
 @final
 class CutMix(BetaMixer):
-    """Image `i` with a box filled from image `j` (Yun et al., 2019); `lam` is the share of pixels outside the box."""
+    """Image `i` with a box filled from image `j` (Yun et al., 2019); `lam` is the share of pixels outside the box.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = CutMix(lam_per="image").draw(images, torch.Generator().manual_seed(0))
+        >>> mixed = mixture(images)
+        >>> torch.equal((mixed == images).all(1).float().mean((1, 2)), mixture.lam)
+        True
+    """
 
     name: ClassVar[str] = "cutmix"
 
@@ -537,7 +574,14 @@ class CutMix(BetaMixer):
 
 @final
 class ResizeMix(BetaMixer):
-    """Image `i` with the whole of image `j`, shrunk, pasted into a box (Qin et al., 2020)."""
+    """Image `i` with the whole of image `j`, shrunk, pasted into a box (Qin et al., 2020).
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = ResizeMix().draw(images, torch.Generator(), lam=0.75)
+        >>> mixture.lam.tolist(), mixture(images).shape
+        ([0.75, 0.75, 0.75, 0.75], torch.Size([4, 3, 8, 8]))
+    """
 
     name: ClassVar[str] = "resizemix"
 
@@ -562,6 +606,12 @@ class FMix(BetaMixer):
     The spectrum of the noise falls with the third power of the frequency, as published. Frequencies above `MAX_CYCLES`
     per image, whose amplitude is below a thousandth of the lowest, are left out: 1,122 random numbers make a mask of
     any size.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = FMix().draw(images, torch.Generator(), lam=0.75)
+        >>> mixture.lam.tolist(), mixture(images).shape
+        ([0.75, 0.75, 0.75, 0.75], torch.Size([4, 3, 8, 8]))
     """
 
     name: ClassVar[str] = "fmix"
@@ -610,6 +660,12 @@ class PatchMix(BetaMixer):
     Args:
         grid: cells per side.
         parents: images per mixture.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = PatchMix(lam_per="image", grid=2, parents=3).draw(images, torch.Generator())
+        >>> len(mixture.parts()), mixture(images).shape  # three images in each mixture
+        (3, torch.Size([4, 3, 8, 8]))
     """
 
     name: ClassVar[str] = "patchmix"
@@ -659,7 +715,14 @@ class PatchMix(BetaMixer):
 
 @final
 class MixAug(Mixer):
-    """Mixes the pixels but tells the loss lam = 1, partner = self: mixture as augmentation, the ablation that hurts."""
+    """Mixes the pixels but tells the loss lam = 1, partner = self: mixture as augmentation, the ablation that hurts.
+
+    Example:
+        >>> images = torch.rand(4, 3, 8, 8)
+        >>> mixture = MixAug(Mixup()).draw(images, torch.Generator().manual_seed(0))
+        >>> mixture.lam.tolist(), torch.equal(mixture(images), images)  # mixed, and the loss does not know
+        ([1.0, 1.0, 1.0, 1.0], False)
+    """
 
     def __init__(self, mixer: Mixer) -> None:
         self.mixer = mixer
@@ -680,6 +743,12 @@ class RandomChoice(Mixer):
         first: drawn from with probability `p`.
         second: drawn from otherwise.
         p: the probability of the first.
+
+    Example:
+        >>> mixer = RandomChoice(Mixup(), CutMix(), p=0.5)
+        >>> mixture = mixer.draw(torch.rand(4, 3, 8, 8), torch.Generator().manual_seed(0))
+        >>> mixture.partner.tolist()
+        [3, 2, 1, 0]
     """
 
     name: ClassVar[str] = "random_choice"

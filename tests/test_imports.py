@@ -29,17 +29,18 @@ ALLOWED: dict[str, set[str]] = {
     "extensions": {"options"},
     "recipes": {"io", "options"},
     # What is run. `runs` does not know what; `evaluate` knows encoders, and neither methods nor the trainer.
-    "runs": {"io", "options"},
+    "runs": {"io", "lazy", "options"},
     "data": {"extensions", "io", "lazy", "options", "rng"},
     "encoders": {"data", "extensions", "io", "lazy", "losses", "options", "runs"},
-    "evaluate": {"data", "distributed", "encoders", "extensions", "io", "optim", "options", "recipes", "rng", "runs"},
-    "train": {"data", "distributed", "encoders", "evaluate", "extensions", "io", "methods", "mixing", "nn"}
-    | {"objective", "optim", "options", "recipes", "rng", "runs"},
-    "report": {"data", "encoders", "evaluate", "extensions", "io", "losses", "methods", "mixing", "objective"}
-    | {"options", "rng", "runs", "train"},
+    "evaluate": {"data", "distributed", "encoders", "extensions", "io", "lazy", "optim", "options", "recipes", "rng"}
+    | {"runs"},
+    "train": {"data", "distributed", "encoders", "evaluate", "extensions", "io", "lazy", "methods", "mixing"}
+    | {"nn", "objective", "optim", "options", "recipes", "rng", "runs"},
+    "report": {"data", "encoders", "evaluate", "extensions", "io", "lazy", "losses", "methods", "mixing"}
+    | {"objective", "options", "rng", "runs", "train"},
     # A study ends in a page of the report's.
-    "experiments": {"data", "encoders", "evaluate", "extensions", "io", "methods", "mixing", "nn", "options"}
-    | {"recipes", "report", "runs", "train"},
+    "experiments": {"data", "encoders", "evaluate", "extensions", "io", "lazy", "methods", "mixing", "nn"}
+    | {"options", "recipes", "report", "runs", "train"},
     # The command line.
     "parsing": {"extensions", "io", "options"},
     "completion": {"io"},

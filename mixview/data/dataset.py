@@ -98,6 +98,12 @@ class ImageDataset:
         source: where the images come from.
         decoder: how they are decoded.
         tolerance: how many may be bad before reading stops with the list of them.
+
+    Example:
+        >>> from mixview.data import open_dataset
+        >>> images = ImageDataset(open_dataset("scenes", count=20, size=32))
+        >>> images[0].pixels.shape, images.bad
+        ((32, 32, 3), {})
     """
 
     def __init__(self, source: Source, decoder: Decoder | None = None, tolerance: Tolerance | None = None) -> None:

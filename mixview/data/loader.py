@@ -280,6 +280,11 @@ class EpochSampler(Sampler[list[Key]]):
         shuffle: whether to shuffle at all.
         drop_last: leave out the short last batch; otherwise the parts of it may differ by one image, and only one of
             fewer images than there are processes is left out.
+
+    Example:
+        >>> sampler = EpochSampler(count=20, batch_size=8)
+        >>> [len(batch) for batch in sampler]
+        [8, 8]
     """
 
     def __init__(
@@ -371,6 +376,14 @@ def view_loader(
         prefetch: batches that each worker is ahead.
         backend: the native kernel, or the plain reference: the same views to four decimals.
         device: make the views there instead, of pixels that the workers send: again the same to four decimals.
+
+    Example:
+        >>> from mixview.data import ImageDataset, load_policy, open_dataset
+        >>> images = ImageDataset(open_dataset("scenes", count=20, size=32))
+        >>> loader = view_loader(images, load_policy("mocov2", size=32), EpochSampler(20, 8), backend="reference")
+        >>> views, indices = next(iter(loader))
+        >>> [view.shape for view in views]
+        [torch.Size([8, 3, 32, 32]), torch.Size([8, 3, 32, 32])]
     """
     if len(images) != sampler.count:
         raise ValueError(f"the batches are for {sampler.count} images and there are {len(images)}")

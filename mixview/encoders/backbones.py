@@ -79,6 +79,11 @@ def build(
             default random.
         zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
             so where there are any.
+
+    Example:
+        >>> backbone = build("small", size=32)
+        >>> backbone.encoder(torch.rand(2, 3, 32, 32)).shape, backbone.feature_dim
+        (torch.Size([2, 128]), 128)
     """
     encoder, full_name, resolved, notes = construct(
         name,

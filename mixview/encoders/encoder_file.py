@@ -44,6 +44,11 @@ def save_encoder(
         encoder: as built, or wrapped by `torch.compile` or DDP.
         spec: what rebuilds it, `Backbone.spec`.
         metadata: anything worth knowing later, such as method, epoch and version.
+
+    Example:
+        >>> from mixview.encoders import build
+        >>> backbone = build("small", size=32)
+        >>> save_encoder("mine.safetensors", backbone.encoder, backbone.spec, {"method": "mocov2"})
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -79,6 +84,14 @@ def load_encoder(
         path: the file, or the run folder that holds it.
         module: load into this one rather than rebuild it; it must be what was exported.
         trust_remote_code: import and call the factory of one's own backbone that the file names. That runs its code.
+
+    Example:
+        >>> from mixview.encoders import build
+        >>> backbone = build("small", size=32)
+        >>> save_encoder("mine.safetensors", backbone.encoder, backbone.spec, {"method": "mocov2"})
+        >>> encoder, header = load_encoder("mine.safetensors")
+        >>> header["spec"]["feature_dim"], header["metadata"]
+        (128, {'method': 'mocov2'})
     """
     file = weights_file(Path(path))
     if file.suffix != ".safetensors":

@@ -93,6 +93,12 @@ def import_encoder(file: str, **options: Any) -> Path:
     Args:
         file: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face's, of timm's or of mixview export.
         options: fields of `Import`.
+
+    Example:
+        >>> torch.save(backbones.build("resnet18", size=224).encoder.state_dict(), "theirs.pth")
+        >>> path = import_encoder("theirs.pth", out="mine.safetensors")
+        Weights: 100 of the 100 tensors of torchvision/resnet18 from theirs.pth.
+        wrote mine.safetensors: torchvision/resnet18, 512 features of 224 pixels
     """
     return Import(file=file, **options).run()
 

@@ -43,6 +43,13 @@ class Encoder:
     Args:
         loaded: the encoder, with its input size and normalization.
         device: where it works.
+
+    Example:
+        >>> encoder = load("small", size=32, device="cpu")
+        >>> encoder.prepare(Image.new("RGB", (80, 60), "orange")).shape  # what the network sees
+        torch.Size([3, 32, 32])
+        >>> encoder.feature_dim
+        128
     """
 
     def __init__(self, loaded: LoadedEncoder, device: torch.device) -> None:
@@ -115,6 +122,13 @@ def load(
         channels: image channels, for an encoder that does not say: 3 for color, 1 for grayscale.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+
+    Example:
+        >>> encoder = load("small", size=32, device="cpu")  # or "runs/first", or "moco_v2_200ep_pretrain.pth.tar"
+        >>> encoder(Image.new("RGB", (80, 60), "orange")).shape
+        torch.Size([128])
+        >>> encoder([np.zeros((50, 50, 3), np.uint8), torch.zeros(3, 40, 40)]).shape
+        torch.Size([2, 128])
     """
     config = EncoderConfig(
         encoder=os.fspath(encoder),

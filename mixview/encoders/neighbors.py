@@ -22,7 +22,7 @@ from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Pixels, Source
 from mixview.data.sources.files import is_image_name, read_file
 from mixview.data.sources.registry import open_dataset
-from mixview.encoders.embed import Embedded, Embedding
+from mixview.encoders.embedding import Embedded, Embedding
 from mixview.encoders.features import StageFeatures, extract, pick_device, rank_and_world_size
 from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
 from mixview.io.atomic import atomic_write

@@ -11,11 +11,13 @@ show(["runs/first"])
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mixview.evaluate.base import EvalContext, LabeledFeatures, Protocol
-    from mixview.evaluate.results import Result
+from mixview.lazy import attach
 
-__all__ = ["EvalContext", "LabeledFeatures", "Protocol", "Result", "evaluate", "evaluate_all", "show"]
+if TYPE_CHECKING:
+    from mixview.evaluate.base import EvalContext as EvalContext
+    from mixview.evaluate.base import LabeledFeatures as LabeledFeatures
+    from mixview.evaluate.base import Protocol as Protocol
+    from mixview.evaluate.results import Result as Result
 
 
 def evaluate(encoder: str, protocol: str, **options: Any) -> "Result":
@@ -28,6 +30,13 @@ def evaluate(encoder: str, protocol: str, **options: Any) -> "Result":
 
     Returns:
         The result; of several `trials`, their mean.
+
+    Example:
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> result = evaluate("pixels", "knn", k=10, **options)  # doctest: +ELLIPSIS
+        encoder ...
+        >>> list(result.metrics)
+        ['top-1', 'top-5']
     """
     from mixview.evaluate.base import build
 
@@ -40,6 +49,9 @@ def evaluate_all(encoder: str, **options: Any) -> "list[Result]":
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
         options: fields of `mixview.evaluate.all.EvaluateAll`, such as `data`.
+
+    Example:
+        >>> results = evaluate_all("runs/first", data="imagenette/", fast=True)  # doctest: +SKIP
     """
     from mixview.evaluate.all import EvaluateAll
 
@@ -51,20 +63,24 @@ def show(folders: Sequence[str]) -> None:
 
     Args:
         folders: folders of runs, or those given as --out.
+
+    Example:
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> result = evaluate("pixels", "knn", out="results", **options)  # doctest: +ELLIPSIS
+        encoder ...
+        >>> show(["results"])  # doctest: +ELLIPSIS
+        encoder ...
     """
     from mixview.evaluate.results import show_runs
 
     show_runs(folders)
 
 
-def __getattr__(name: str) -> Any:
-    # Importing torch takes seconds: it waits until something needs it.
-    if name in ("EvalContext", "LabeledFeatures", "Protocol"):
-        from mixview.evaluate import base
+PUBLIC = {
+    **dict.fromkeys(("EvalContext", "LabeledFeatures", "Protocol"), "mixview.evaluate.base"),
+    "Result": "mixview.evaluate.results",
+}
+"""The public names that are imported when they are first used, and the modules that define them."""
 
-        return getattr(base, name)
-    if name == "Result":
-        from mixview.evaluate.results import Result
-
-        return Result
-    raise AttributeError(f"module 'mixview.evaluate' has no attribute {name!r}")
+__all__ = [*PUBLIC, "evaluate", "evaluate_all", "show"]
+__getattr__, __dir__ = attach(__name__, PUBLIC)

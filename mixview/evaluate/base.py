@@ -44,7 +44,13 @@ class TrainingStopped(RuntimeError):
 
 
 class LabeledFeatures(NamedTuple):
-    """Features [N, D] and labels [N] of both splits, on the device."""
+    """Features [N, D] and labels [N] of both splits, on the device.
+
+    Example:
+        >>> import torch
+        >>> features = LabeledFeatures(torch.rand(8, 4), torch.arange(8) % 2, torch.rand(2, 4), torch.arange(2))
+        >>> train, train_labels, test, test_labels = features
+    """
 
     train: Tensor
     train_labels: Tensor
@@ -54,7 +60,15 @@ class LabeledFeatures(NamedTuple):
 
 @dataclass(kw_only=True)
 class EvalContext:
-    """What a protocol evaluates, and what it records besides its metrics."""
+    """What a protocol evaluates, and what it records besides its metrics.
+
+    Example:
+        >>> from mixview.evaluate.knn import KNN
+        >>> knn = KNN(encoder="pixels", data="scenes", data_options={"count": 50, "size": 16}, workers=0)
+        >>> context = knn.open()
+        >>> context.encoder.name, len(context.splits.train)
+        ('raw pixels', 50)
+    """
 
     protocol: "Protocol"
     encoder: LoadedEncoder
@@ -148,7 +162,17 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
-    """One way to evaluate an encoder on labeled images: see the example at the top of this file."""
+    """One way to evaluate an encoder on labeled images: see the example at the top of this file.
+
+    Example:
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class NearestMean(Protocol):
+        ...     def evaluate(self, context):
+        ...         train, train_labels, test, test_labels = context.labeled_features()
+        ...         means = torch.stack([train[train_labels == label].mean(0) for label in train_labels.unique()])
+        ...         yield "top-1", 100 * (torch.cdist(test, means).argmin(1) == test_labels).double().mean().item()
+        >>> result = NearestMean(encoder="runs/first", data="imagenette/").run()  # doctest: +SKIP
+    """
 
     trials: Count = 1
     """Number of evaluations, with seeds from --seed on; results are shown as mean ± std."""

@@ -34,7 +34,14 @@ FORMAT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One evaluation of one encoder."""
+    """One evaluation of one encoder.
+
+    Example:
+        >>> metrics = {"top-1": 45.2}
+        >>> result = Result(protocol="knn", metrics=metrics, description="20 nearest", encoder="mine", data="scenes")
+        >>> result.seed
+        0
+    """
 
     protocol: str
     """The protocol's name: knn, linear …"""

@@ -18,7 +18,7 @@ STUDY_FILE = "study.yaml"
 """The file in a study's folder with its YAML as of its last run."""
 
 
-def run(
+def run_study(
     study: str,
     data: Path | None = None,
     out: Path = Path("study"),
@@ -44,6 +44,9 @@ def run(
         seeds: only these seeds of the study.
         trust_remote_code: import methods, mixers, protocols and backbones of your own that the study names. That runs
             their code.
+
+    Example:
+        >>> run_study("paper-small", out=Path("study"), cores=2, max_time="8h")  # doctest: +SKIP
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -114,6 +117,9 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
     Args:
         folder: the --out of the studies.
         trust_remote_code: import methods, mixers and protocols of your own that the studies name. That runs their code.
+
+    Example:
+        >>> show(Path("study"))  # doctest: +SKIP
     """
     from rich.console import Console
     from rich.markdown import Markdown
@@ -130,7 +136,12 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
 
 
 def list_studies() -> None:
-    """List the studies that come with mixview: their questions, sizes and costs."""
+    """List the studies that come with mixview: their questions, sizes and costs.
+
+    Example:
+        >>> list_studies()  # doctest: +ELLIPSIS
+        study ...
+    """
     from rich.console import Console
     from rich.table import Table
 

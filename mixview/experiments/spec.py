@@ -128,7 +128,13 @@ def defaults_of(method: str | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: its runs, in the order in which they are run, and how they are compared."""
+    """A study: its runs, in the order in which they are run, and how they are compared.
+
+    Example:
+        >>> study = read("paper-small")
+        >>> study.baseline, study.runs[0].method, study.runs[0].seed
+        ('SIM', 'SimCLR', 0)
+    """
 
     name: str
     definition: dict[str, Any]
@@ -149,6 +155,10 @@ def read(name: str, *, trust_remote_code: bool = False) -> Study:
     Args:
         name: the name, or the path.
         trust_remote_code: import the code that it names. That runs it.
+
+    Example:
+        >>> read("paper-small").baseline
+        'SIM'
     """
     definition = read_definition(name)
     require_consent(definition, f"the study {name}", trust_remote_code)

@@ -1,1 +1,3 @@
 """Reading and writing files that anybody may have written."""
+
+__all__: list[str] = []

@@ -71,6 +71,14 @@ class BarlowTwins(Method):
         lambda_bt: weight of the off-diagonal part.
         symmetric: anchors from both views, the mean of the two; SIM is the same either way.
         mix_regularizer: weight lambda_reg of Mixed Barlow Twins' regularizer, which is added once per step.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = BarlowTwins(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8, MLP((8, 16)))
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     independent_terms: ClassVar[bool] = False
@@ -141,7 +149,12 @@ class BarlowTwins(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class BarlowTwinsConfig(MethodConfig):
-    """Barlow Twins (Zbontar et al., 2021): decorrelates the dimensions of two views' projections; no negatives."""
+    """Barlow Twins (Zbontar et al., 2021): decorrelates the dimensions of two views' projections; no negatives.
+
+    Example:
+        >>> BarlowTwinsConfig(mix_regularizer=4.0).lambda_bt
+        0.0051
+    """
 
     name: ClassVar[str] = "barlow-twins"
     module: ClassVar[type[Method]] = BarlowTwins

@@ -28,7 +28,21 @@ Targets = Tensor | tuple[Tensor, ...] | None
 
 
 class Method(nn.Module, ABC):
-    """A self-supervised method around an encoder. Optimize `parameters()`; keep `encoder`."""
+    """A self-supervised method around an encoder. Optimize `parameters()`; keep `encoder`.
+
+    Example:
+        >>> class Alignment(Method):
+        ...     def __init__(self, encoder, width):
+        ...         super().__init__()
+        ...         self.online = EncoderWithProjector(encoder, nn.Linear(width, 4), width)
+        ...     def forward(self, views, terms, targets=None):
+        ...         plain = self.online(views[1]).detach() if targets is None else targets
+        ...         losses = [w * (self.online(m(views[0])) - m.interpolate(plain)).square().mean() for w, m in terms]
+        ...         return sum(losses), plain
+        ...     def update(self, *targets, progress):
+        ...         pass
+        >>> method = Alignment(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8)
+    """
 
     independent_terms: ClassVar[bool] = True
     """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
@@ -86,7 +100,12 @@ class Method(nn.Module, ABC):
 
 
 class RunLength(NamedTuple):
-    """How long a run is, in what steps, and of what images: what a method's options may depend on."""
+    """How long a run is, in what steps, and of what images: what a method's options may depend on.
+
+    Example:
+        >>> RunLength(images=1000, steps=200, batch_size=100).epoch_steps
+        10
+    """
 
     images: int
     """Images in the training set."""
@@ -122,6 +141,14 @@ class MethodConfig(ABC):
 
             def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> Method:
                 return CrossCorrelation(encoder, feature_dim, weight=self.weight)
+
+    Example:
+        >>> from mixview.methods import SimCLRConfig
+        >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))
+        >>> run = RunLength(images=1000, steps=200, batch_size=100)
+        >>> config = SimCLRConfig(temperature=0.2).resolve(run)
+        >>> config.build(encoder, 8, run).temperature
+        0.2
     """
 
     name: ClassVar[str]
@@ -194,6 +221,14 @@ def backward(
 
     Returns:
         The detached loss and the targets, for `update`.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> from mixview.methods import SimCLR
+        >>> method = SimCLR(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> loss, targets = backward(method, views, wbsim().draw(views[0], torch.Generator()))
+        >>> method.update(targets, progress=0.0)  # after the optimizer's step
     """
     groups = unwrap(method).backward_groups(terms)
     if no_sync is None:

@@ -38,6 +38,14 @@ class BYOL(Method):
         predictor: projections -> predictions; by default 256-4096-256.
         momentum: of the target network at the start; it goes to 1 by a cosine over training.
         target: `"parents"`, both parents in turn (Eq. 4), or `"interpolated"`, one target between them.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = BYOL(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -85,7 +93,12 @@ class BYOL(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class BYOLConfig(MethodConfig):
-    """BYOL (Grill et al., 2020): predicts the projections of a momentum encoder, without negatives."""
+    """BYOL (Grill et al., 2020): predicts the projections of a momentum encoder, without negatives.
+
+    Example:
+        >>> BYOLConfig(hidden=512, dim=64).resolve(RunLength(images=1000, steps=200, batch_size=100)).momentum
+        0.99
+    """
 
     name: ClassVar[str] = "byol"
     module: ClassVar[type[Method]] = BYOL

@@ -109,6 +109,14 @@ class DINO(Method):
         center_momentum: of the moving mean of the teacher's outputs.
         momentum: of the teacher at the start; it goes to 1 by a cosine over training.
         freeze_steps: optimizer steps at the start in which the last layer does not learn; published: one epoch.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = list(torch.rand(2, 4, 3, 4, 4))  # two views of four images
+        >>> method = DINO(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8, prototypes=16)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     num_views: ClassVar[int | None] = None
@@ -226,7 +234,12 @@ class DINO(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class DINOConfig(MethodConfig):
-    """DINO (Caron et al., 2021): predicts the outputs of a momentum teacher, from multi-crop views, without labels."""
+    """DINO (Caron et al., 2021): predicts the outputs of a momentum teacher, from multi-crop views, without labels.
+
+    Example:
+        >>> DINOConfig(prototypes=256).prototypes
+        256
+    """
 
     name: ClassVar[str] = "dino"
     module: ClassVar[type[Method]] = DINO

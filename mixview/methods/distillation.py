@@ -84,6 +84,15 @@ class Distillation(Method):
         teacher_view: `"same"`, the teacher sees the student's view, or `"other"`.
         standardize: give every dimension of the teacher's features mean 0 and variance 1, by batch statistics: those of
             the view's (micro-)batch over all processes, not those of the data set.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = list(torch.rand(2, 4, 3, 4, 4))  # two views of four images
+        >>> student, teacher = (nn.Sequential(nn.Flatten(), nn.Linear(48, width)) for width in (8, 32))
+        >>> method = Distillation(student, 8, teacher, teacher_dim=32)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -199,7 +208,12 @@ class Renormalized(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig(MethodConfig):
-    """Distillation: learns the features of a frozen teacher, from mixtures or from images."""
+    """Distillation: learns the features of a frozen teacher, from mixtures or from images.
+
+    Example:
+        >>> DistillationConfig(teacher="resnet50", target="mixture").loss
+        'cosine'
+    """
 
     name: ClassVar[str] = "distillation"
     module: ClassVar[type[Method]] = Distillation

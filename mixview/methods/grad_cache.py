@@ -52,6 +52,14 @@ def cached_backward(
 
     Returns:
         The detached loss and the targets (there are none), for `update`.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> from mixview.methods import SimCLR
+        >>> method = SimCLR(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> views = torch.rand(2, 8, 3, 4, 4)  # two views of eight images
+        >>> terms = wbsim().draw(views[0], torch.Generator())
+        >>> loss, targets = cached_backward(method, views, terms, micro_batch=4)
     """
     inner: Any = method if isinstance(method, Method) else getattr(method, "module", method)
     if not getattr(inner, "grad_cache", False):

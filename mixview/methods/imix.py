@@ -76,13 +76,24 @@ def batch_keys(q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, tempera
 
 
 def i_mix(encoder: nn.Module, feature_dim: int, projector: nn.Module | None = None, temperature: float = 0.2) -> SimCLR:
-    """i-Mix on the N-pair loss: anchors from the first view, targets from the second. Encoder passes 2 / 2 / 3."""
+    """i-Mix on the N-pair loss: anchors from the first view, targets from the second. Encoder passes 2 / 2 / 3.
+
+    Example:
+        >>> method = i_mix(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> type(method).__name__, method.temperature
+        ('SimCLR', 0.2)
+    """
     return SimCLR(encoder, feature_dim, projector, temperature, symmetric=False, loss_fn=n_pair)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IMixConfig(MethodConfig):
-    """i-Mix (Lee et al., 2021) on the N-pair loss; combine it with BSIM and Mixup."""
+    """i-Mix (Lee et al., 2021) on the N-pair loss; combine it with BSIM and Mixup.
+
+    Example:
+        >>> IMixConfig(dim=64).temperature
+        0.2
+    """
 
     name: ClassVar[str] = "imix"
     module: ClassVar[type[Method]] = SimCLR
@@ -103,7 +114,12 @@ class IMixConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class IMixMoCoConfig(MoCoConfig):
-    """i-Mix (Lee et al., 2021) on MoCo v2; combine it with BSIM and Mixup."""
+    """i-Mix (Lee et al., 2021) on MoCo v2; combine it with BSIM and Mixup.
+
+    Example:
+        >>> IMixMoCoConfig(queue_size=4096).temperature
+        0.2
+    """
 
     name: ClassVar[str] = "imix-moco"
 

@@ -35,6 +35,12 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
 
     Args:
         mix_temperature: of the term of the mixtures; published are 1 for ImageNet and 0.05 for small images.
+
+    Example:
+        >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))
+        >>> method = moco_mixco(encoder, feature_dim=8, mix_temperature=0.05, queue_size=32)
+        >>> type(method).__name__
+        'MoCo'
     """
     check_temperature(mix_temperature)
     return moco_v2(encoder, feature_dim, loss_fn=partial(semi_positive, mix_temperature), **options)
@@ -42,7 +48,12 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
 
 @dataclass(frozen=True, kw_only=True)
 class MixCoConfig(MoCoConfig):
-    """MixCo (Kim et al., 2020): MoCo v2 whose mixtures are semi-positive pairs; combine it with WBSIM and Mixup."""
+    """MixCo (Kim et al., 2020): MoCo v2 whose mixtures are semi-positive pairs; combine it with WBSIM and Mixup.
+
+    Example:
+        >>> MixCoConfig(mix_temperature=0.05, queue_size=4096).temperature
+        0.2
+    """
 
     name: ClassVar[str] = "mixco"
 

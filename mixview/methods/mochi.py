@@ -90,13 +90,26 @@ def moco_mochi(
     start: int = 0,
     **options: Any,
 ) -> MoCo:
-    """MoCo v2 with hard negatives mixed in. See `HardNegatives`; `options` are `moco_v2`'s."""
+    """MoCo v2 with hard negatives mixed in. See `HardNegatives`; `options` are `moco_v2`'s.
+
+    Example:
+        >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))
+        >>> method = moco_mochi(encoder, feature_dim=8, hardest=8, pairs=8, with_query=2, queue_size=32)
+        >>> type(method).__name__
+        'MoCo'
+    """
     return moco_v2(encoder, feature_dim, loss_fn=HardNegatives(hardest, pairs, with_query, start), **options)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoCHiConfig(MoCoConfig):
-    """MoCHi (Kalantidis et al., 2020): MoCo v2 with negatives that are mixed from the hardest ones."""
+    """MoCHi (Kalantidis et al., 2020): MoCo v2 with negatives that are mixed from the hardest ones.
+
+    Example:
+        >>> config = MoCHiConfig(queue_size=4096, hardest=512)
+        >>> config.resolve(RunLength(images=10_000, steps=1000, batch_size=100)).synthetic
+        (512, 64)
+    """
 
     name: ClassVar[str] = "mochi"
 

@@ -58,6 +58,14 @@ class MoCo(Method):
         shuffle: shuffling BN: keys are batch-normalized among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
         loss_fn: the loss of a term; Eq. 3, or that of a related method (`mixview.methods.mixco`, `….mochi`).
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = MoCo(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8, nn.Linear(8, 16), dim=16, queue_size=32)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     batch_norm: ClassVar[Literal["sync", "shuffle"]] = "shuffle"
@@ -136,7 +144,13 @@ def equation_3(
 
 
 def moco_v1(encoder: nn.Module, feature_dim: int, *, dim: int = 128, temperature: float = 0.07, **options: Any) -> MoCo:
-    """MoCo v1: a linear head and temperature 0.07. `options` are `MoCo`'s."""
+    """MoCo v1: a linear head and temperature 0.07. `options` are `MoCo`'s.
+
+    Example:
+        >>> method = moco_v1(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8, queue_size=32)
+        >>> method.temperature, method.queue.keys.shape
+        (0.07, torch.Size([32, 128]))
+    """
     return MoCo(encoder, feature_dim, nn.Linear(feature_dim, dim), dim, temperature, **options)
 
 
@@ -149,7 +163,13 @@ def moco_v2(
     temperature: float = 0.2,
     **options: Any,
 ) -> MoCo:
-    """MoCo v2: a two-layer head without batch norm, and temperature 0.2. `options` are `MoCo`'s."""
+    """MoCo v2: a two-layer head without batch norm, and temperature 0.2. `options` are `MoCo`'s.
+
+    Example:
+        >>> method = moco_v2(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8, queue_size=32)
+        >>> method.temperature, method.queue.keys.shape
+        (0.2, torch.Size([32, 128]))
+    """
     projector = MLP((feature_dim, hidden or feature_dim, dim), norm=False)
     return MoCo(encoder, feature_dim, projector, dim, temperature, **options)
 
@@ -186,7 +206,12 @@ class MoCoConfig(MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MoCoV1Config(MoCoConfig):
-    """MoCo v1 (He et al., 2020): contrasts queries with a queue of keys from a momentum encoder; linear projector."""
+    """MoCo v1 (He et al., 2020): contrasts queries with a queue of keys from a momentum encoder; linear projector.
+
+    Example:
+        >>> MoCoV1Config(queue_size=4096).temperature
+        0.07
+    """
 
     name: ClassVar[str] = "mocov1"
     augment: ClassVar[str] = "mocov1"
@@ -203,7 +228,12 @@ class MoCoV1Config(MoCoConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MoCoV2Config(MoCoConfig):
-    """MoCo v2 (Chen et al., 2020): MoCo with a two-layer projector and SimCLR's augmentation."""
+    """MoCo v2 (Chen et al., 2020): MoCo with a two-layer projector and SimCLR's augmentation.
+
+    Example:
+        >>> MoCoV2Config().resolve(RunLength(images=1000, steps=200, batch_size=100)).queue_size
+        500
+    """
 
     name: ClassVar[str] = "mocov2"
 

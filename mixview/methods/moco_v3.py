@@ -57,6 +57,14 @@ class MoCoV3(Method):
         momentum: of the key encoder at the start; it goes to 1 by a cosine over training.
         freeze_patch_embed: leave a vision transformer's patch embedding as it was initialized, which keeps training
             stable; other networks have none.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = list(torch.rand(2, 4, 3, 4, 4))  # two views of four images
+        >>> method = MoCoV3(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -119,7 +127,12 @@ def published_heads(
 
 @dataclass(frozen=True, kw_only=True)
 class MoCoV3Config(MethodConfig):
-    """MoCo v3 (Chen et al., 2021): MoCo without a queue, with a predictor; made for vision transformers."""
+    """MoCo v3 (Chen et al., 2021): MoCo without a queue, with a predictor; made for vision transformers.
+
+    Example:
+        >>> MoCoV3Config(temperature=1.0).temperature
+        1.0
+    """
 
     name: ClassVar[str] = "mocov3"
     module: ClassVar[type[Method]] = MoCoV3

@@ -41,6 +41,15 @@ class SimCLR(Method):
         temperature: tau.
         symmetric: anchors from both views (Eq. 2); False takes them from the first view only, at SimCLR's own cost.
         loss_fn: the loss of one side; `nt_xent`, or that of a related method (`mixview.methods.imix`).
+
+    Example:
+        >>> import torch
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = SimCLR(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     independent_terms: ClassVar[bool] = False
@@ -94,7 +103,12 @@ class SimCLR(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SimCLRConfig(MethodConfig):
-    """SimCLR (Chen et al., 2020): contrasts both views of an image with all other images of the batch."""
+    """SimCLR (Chen et al., 2020): contrasts both views of an image with all other images of the batch.
+
+    Example:
+        >>> SimCLRConfig(temperature=0.2).dim
+        128
+    """
 
     name: ClassVar[str] = "simclr"
     module: ClassVar[type[Method]] = SimCLR

@@ -35,6 +35,14 @@ class SimSiam(Method):
         feature_dim: the encoder's width.
         projector: features -> projections; by default three layers of 2048, the last batch norm without affine.
         predictor: projections -> predictions; by default 2048-512-2048.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = SimSiam(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     def __init__(
@@ -77,7 +85,12 @@ class SimSiam(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SimSiamConfig(MethodConfig):
-    """SimSiam (Chen & He, 2021): predicts one view's projection from the other's, without negatives or momentum."""
+    """SimSiam (Chen & He, 2021): predicts one view's projection from the other's, without negatives or momentum.
+
+    Example:
+        >>> SimSiamConfig(hidden=512, dim=512).augment
+        'simsiam'
+    """
 
     name: ClassVar[str] = "simsiam"
     module: ClassVar[type[Method]] = SimSiam

@@ -93,6 +93,14 @@ class SwAV(Method):
             with; 0 is no queue. Published: 3840 in batches of 256, none in batches of 4096.
         queue_start: optimizer steps after which the queue starts to fill; it is used once it is full.
         freeze_steps: optimizer steps at the start in which the prototypes do not learn; published: one epoch.
+
+    Example:
+        >>> from mixview import wbsim
+        >>> views = list(torch.rand(2, 4, 3, 4, 4))  # two views of four images
+        >>> method = SwAV(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8, prototypes=10)
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     num_views: ClassVar[int | None] = None
@@ -230,7 +238,12 @@ class SwAV(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class SwAVConfig(MethodConfig):
-    """SwAV (Caron et al., 2020): predicts one view's cluster assignment from the others; multi-crop is an option."""
+    """SwAV (Caron et al., 2020): predicts one view's cluster assignment from the others; multi-crop is an option.
+
+    Example:
+        >>> SwAVConfig(prototypes=300).temperature
+        0.1
+    """
 
     name: ClassVar[str] = "swav"
     module: ClassVar[type[Method]] = SwAV

@@ -36,6 +36,14 @@ class UnMix(Method):
 
     Args:
         method: SimCLR, BYOL, SimSiam, SwAV …; what follows by itself (EMA) goes by the unmixed targets.
+
+    Example:
+        >>> import torch
+        >>> from mixview import unmix
+        >>> from mixview.methods import SimSiam
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = UnMix(SimSiam(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), feature_dim=8))
+        >>> loss, targets = method(views, unmix().draw(views[0], torch.Generator()))
     """
 
     independent_terms: ClassVar[bool] = False  # the terms of one step have different targets: one call keeps them apart

@@ -44,6 +44,15 @@ class VICReg(Method):
         variance_weight: mu.
         covariance_weight: nu.
         symmetric: anchors from both views, the mean of the two; SIM is the same either way.
+
+    Example:
+        >>> import torch
+        >>> from mixview import wbsim
+        >>> views = torch.rand(2, 4, 3, 4, 4)  # two views of four images
+        >>> method = VICReg(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), 8, MLP((8, 16)))
+        >>> loss, targets = method(views, wbsim().draw(views[0], torch.Generator()))
+        >>> loss.shape
+        torch.Size([])
     """
 
     independent_terms: ClassVar[bool] = False
@@ -107,7 +116,12 @@ class VICReg(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class VICRegConfig(MethodConfig):
-    """VICReg (Bardes et al., 2022): near projections of two views, kept apart by their variance and covariance."""
+    """VICReg (Bardes et al., 2022): near projections of two views, kept apart by their variance and covariance.
+
+    Example:
+        >>> VICRegConfig(covariance_weight=0.1).variance_weight
+        25.0
+    """
 
     name: ClassVar[str] = "vicreg"
     module: ClassVar[type[Method]] = VICReg

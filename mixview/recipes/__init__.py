@@ -9,9 +9,16 @@ from typing import Any, NamedTuple
 from mixview.io.yaml_files import parse_yaml, read_text
 from mixview.options import brief, did_you_mean
 
+__all__ = ["Hardware", "Recipe", "names", "read"]
+
 
 class Hardware(NamedTuple):
-    """The devices that a recipe is made for."""
+    """The devices that a recipe is made for.
+
+    Example:
+        >>> read("paper/mocov2-wbsim").hardware
+        Hardware(devices=8, name='V100', gigabytes=32)
+    """
 
     devices: int
     name: str
@@ -20,7 +27,13 @@ class Hardware(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """A recipe, with everything that its bases say."""
+    """A recipe, with everything that its bases say.
+
+    Example:
+        >>> recipe = read("small/demo")
+        >>> recipe.settings["method"]
+        {'name': 'simclr', 'temperature': 0.2}
+    """
 
     name: str
     about: dict[str, str]
@@ -46,7 +59,12 @@ DETECTION = "detection/"
 
 
 def names(*, detection: bool = False) -> list[str]:
-    """The recipes that come with mixview, of pretraining or of detection; `_…` are bases only, and left out."""
+    """The recipes that come with mixview, of pretraining or of detection; `_…` are bases only, and left out.
+
+    Example:
+        >>> "small/demo" in names()
+        True
+    """
     folder = resources.files("mixview") / "recipes"
     files = [f"{group.name}/{file.name}" for group in folder.iterdir() if group.is_dir() for file in group.iterdir()]
     recipes = [name.removesuffix(".yaml") for name in files if name.endswith(".yaml") and "/_" not in name]
@@ -54,7 +72,12 @@ def names(*, detection: bool = False) -> list[str]:
 
 
 def read(name: str) -> Recipe:
-    """The recipe of a name, or of a YAML file of one's own."""
+    """The recipe of a name, or of a YAML file of one's own.
+
+    Example:
+        >>> read("small/demo").name
+        'small/demo'
+    """
     chain: list[tuple[str, dict[str, Any]]] = []
     base: str | None = name
     while base is not None:

@@ -45,6 +45,10 @@ def report(
         workers: processes that read images; by default the cores, less one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
         fetch: read the images of a run from the server that its settings name; otherwise no network is used.
+
+    Example:
+        >>> report(["runs/sim", "runs/wbsim"], out=Path("report.html"), images=500)  # doctest: +SKIP
+        PosixPath('report.html')
     """
     if images < 2:
         raise ValueError(f"images must be at least 2, for neighbors to be shown, got {images}")

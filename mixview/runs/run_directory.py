@@ -406,6 +406,12 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, or of the run folder it is in; also of a run that is running or crashed.
 
     A torn last line is left out; so is a damaged one elsewhere, with a warning. Of a run without metrics: [].
+
+    Example:
+        >>> file = Path("metrics.jsonl")
+        >>> _ = file.write_text('{"step": 1, "loss": 4.5}\\n{"step": 2, "lo')
+        >>> read_metrics(file)
+        [{'step': 1, 'loss': 4.5}]
     """
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path

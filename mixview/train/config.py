@@ -64,7 +64,12 @@ MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """How views are mixed."""
+    """How views are mixed.
+
+    Example:
+        >>> MixingConfig(mixer="mixup", alpha=0.5).lam_per
+        'image'
+    """
 
     mixer: Annotated[str, ROOM] = "cutmix"
     """cutmix (a box of the other image), mixup (a blend), resizemix (all of the other image, shrunk), fmix (smooth
@@ -103,7 +108,12 @@ class MixingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule.
+
+    Example:
+        >>> OptimizerConfig(name="sgd", lr=0.03, schedule="steps", milestones=(120, 160)).gamma
+        0.1
+    """
 
     name: Literal["sgd", "lars", "adamw"] = "adamw"
     """sgd (MoCo, SimSiam), lars (SimCLR, BYOL) or adamw (small budgets, ViTs)."""
@@ -153,7 +163,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class MonitorConfig:
-    """How often a run logs, evaluates and saves."""
+    """How often a run logs, evaluates and saves.
+
+    Example:
+        >>> MonitorConfig(eval_every=10, tensorboard=False).keep
+        2
+    """
 
     log_every: Count = 10
     """Optimizer steps between two lines of metrics."""
@@ -180,7 +195,13 @@ class MonitorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainConfig:
-    """Learn an encoder from images without labels."""
+    """Learn an encoder from images without labels.
+
+    Example:
+        >>> config = PretrainConfig(data="photos/", method="mocov2", epochs=200, mixing=MixingConfig(alpha=0.5))
+        >>> config.method.name, config.objective
+        ('mocov2', 'wbsim')
+    """
 
     data: str | None = None
     """Images to learn from: a folder, or any other path, address or name (see `mixview data list`)."""

@@ -26,6 +26,10 @@ def pretrain(config: PretrainConfig | None = None, /, **settings: Any) -> Path:
         config: the settings of the run.
         settings: the same as keywords, the fields of `PretrainConfig`, if there is no `config`; groups may be
             dictionaries: `method={"name": "mocov2", "queue_size": 4096}`.
+
+    Example:
+        >>> pretrain(data="photos/", method="mocov2", epochs=200, out="runs/photos")  # doctest: +SKIP
+        PosixPath('runs/photos')
     """
     if config is not None and settings:
         raise TypeError(f"give a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
@@ -62,6 +66,10 @@ def resume(out: str | Path, *, trust_remote_code: bool = False, **changes: Any) 
     Args:
         trust_remote_code: import a backbone, method or mixer of your own that the run's file names. That runs its code.
         changes: fields of `PretrainConfig`.
+
+    Example:
+        >>> resume("runs/first", epochs=200)  # doctest: +SKIP
+        PosixPath('runs/first')
     """
     names = PretrainConfig.__dataclass_fields__
     settings = {name: value for name, value in RunDirectory.open(out).config.items() if name in names}

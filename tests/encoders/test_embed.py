@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mixview.cli import main
-from mixview.encoders import embed as embedding
+from mixview.encoders import embedding
 from mixview.encoders import features as extraction
-from mixview.encoders.embed import Embed, embed, read_features
+from mixview.encoders.embedding import Embed, embed, read_features
 from mixview.encoders.encoder_file import load_encoder, save_encoder
 from tests.data.writing import encode, needs_data, real, write, write_classes
 from tests.evaluate.small_encoders import run_folder

@@ -36,7 +36,7 @@ def test_a_study_is_killed_resumes_and_is_shown(tmp_path: Path, capsys: pytest.C
     study = write(tmp_path / "long.yaml", text)
     out, runs = tmp_path / "out", tmp_path / "runs"
     arguments = ["study", study, "--out", str(out), "--runs", str(runs)]
-    go_on = partial(command.run, study, out=out, runs=runs)
+    go_on = partial(command.run_study, study, out=out, runs=runs)
     main([*arguments, "--dry-run"])
     assert "2 runs, 0 done" in capsys.readouterr().out
     assert not out.exists()
@@ -214,6 +214,6 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
             Runner(grid.expand("trial", trial()), tmp_path / "out", tmp_path).run()
         study = write(tmp_path / "trial.yaml", trial())
         with pytest.raises(StudyError, match="another process runs this study"):
-            command.run(study, out=tmp_path, runs=tmp_path / "elsewhere")
+            command.run_study(study, out=tmp_path, runs=tmp_path / "elsewhere")
         assert not (tmp_path / "trial" / command.STUDY_FILE).exists()
         other.communicate(b"\n")

@@ -39,7 +39,7 @@ def prepare() -> None:
     for name in (
         *("torch", "torchvision.transforms.v2", "lightning_fabric", "sklearn.svm", "scipy.stats", "timm", "hypothesis"),
         *("matplotlib.pyplot", "pycocotools.mask", "safetensors.torch", "tensorboard", "rich.console"),
-        *("mixview.cli", "mixview.evaluate.detection.protocol", "mixview.evaluate.base", "mixview.encoders.embed"),
+        *("mixview.cli", "mixview.evaluate.detection.protocol", "mixview.evaluate.base", "mixview.encoders.embedding"),
         *(
             "mixview.encoders.neighbors",
             "mixview.encoders.export.command",

@@ -49,7 +49,12 @@ def check_increasing(name: str, limits: tuple[float, float]) -> None:
 
 @dataclass(frozen=True)
 class Crop:
-    """A random part of the image, resized to a square."""
+    """A random part of the image, resized to a square.
+
+    Example:
+        >>> Crop(size=96, scale=(0.2, 1.0)).interpolation
+        'bilinear'
+    """
 
     size: Side = 224
     """Size of the view in pixels."""
@@ -68,7 +73,12 @@ class Crop:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Random brightness, contrast, saturation and hue, in random order."""
+    """Random brightness, contrast, saturation and hue, in random order.
+
+    Example:
+        >>> Jitter(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2).p
+        0.8
+    """
 
     brightness: NonNegativeFloat = 0.4
     """The factor is uniform in 1 ± this; likewise for contrast and saturation."""
@@ -85,7 +95,12 @@ class Jitter:
 
 @dataclass(frozen=True)
 class Blur:
-    """A Gaussian blur."""
+    """A Gaussian blur.
+
+    Example:
+        >>> Blur(p=1.0).width(224)
+        23
+    """
 
     p: Share = 0.5
     """Probability."""
@@ -110,6 +125,10 @@ class RandAugment:
     """Some of the fifteen `RANDAUGMENT_OPERATIONS`, each with probability `p`, at a noisy magnitude of 0 to 10.
 
     timm's `rand-n2-m10-mstd0.5`, with which InfoMin was published; its scales of magnitude are the TPU code's.
+
+    Example:
+        >>> RandAugment(operations=3, magnitude=5.0).p
+        0.5
     """
 
     operations: Annotated[int, AtLeast(0), AtMost(MAX_OPERATIONS)] = 2
@@ -145,7 +164,12 @@ RANDAUGMENT_OPERATIONS = (
 
 @dataclass(frozen=True)
 class Normalize:
-    """Subtract `mean` and divide by `std` per channel; images with other channels take the average of each."""
+    """Subtract `mean` and divide by `std` per channel; images with other channels take the average of each.
+
+    Example:
+        >>> Normalize(mean=(0.5,), std=(0.25,)).values(channels=2)
+        ([0.5, 0.5], [0.25, 0.25])
+    """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
@@ -168,6 +192,10 @@ class Augmentation:
 
     Color operations apply where they are defined: hue, saturation and grayscale to three channels only, brightness,
     contrast, blur and solarization to any number.
+
+    Example:
+        >>> Augmentation(Crop(96), jitter=Jitter(), grayscale=0.2, blur=Blur(p=1.0)).size
+        96
     """
 
     crop: Crop = Crop()
@@ -239,6 +267,12 @@ def load_policy(
             the policy itself: augmentations, or callables on images.
         size: size of the largest views in pixels; smaller ones shrink in proportion. By default as published.
         min_crop_scale: the smallest share of an image that one of the largest views shows. By default as published.
+
+    Example:
+        >>> first, second = load_policy("byol", size=96)
+        >>> first.crop.size, first.solarize, second.solarize
+        (96, 0.0, 0.2)
+        >>> policy = load_policy([Augmentation(Crop(96), blur=Blur()), Augmentation(Crop(96))])
     """
     if not isinstance(policy, str | os.PathLike):
         views = from_python(policy, size, "the policy")

@@ -49,6 +49,20 @@ class Source(ABC):
     """Images by index. Labels are optional: a source without them says None.
 
     A source is cheap to pickle and to share with worker processes: it holds arrays, not lists of Python strings.
+
+    Example:
+        >>> class Colors(Source):
+        ...     kind = "colors"
+        ...     def __len__(self):
+        ...         return 256
+        ...     def read(self, index):
+        ...         return np.full((32, 32, 3), index, np.uint8)
+        ...     def name(self, index):
+        ...         return f"{index:03d}"
+        ...     def fingerprint(self):
+        ...         return "256 grays"
+        >>> Colors().read(7).shape
+        (32, 32, 3)
     """
 
     kind: ClassVar[str]

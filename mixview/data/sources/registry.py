@@ -86,6 +86,11 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         kind: format of the data (see `FORMATS`); by default it is recognized.
         options: options of the kind, the arguments of its constructor. They may come from a file that somebody else
             wrote: where to write is not one of them.
+
+    Example:
+        >>> source = open_dataset("scenes", "val", count=20, size=32)  # or a path: "photos/", "VOCdevkit/VOC2007" …
+        >>> len(source), source.labels().shape
+        (20, (20,))
     """
     if "split" in options:  # an argument by name, or one of the user's options
         option = options.pop("split")

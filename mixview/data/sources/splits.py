@@ -82,6 +82,11 @@ def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
 
     With label sets the share of each class is kept as far as possible, beginning with the rarest (after Sechidis et
     al., 2011), and the part is about as large as requested; without any labels the choice is by chance alone.
+
+    Example:
+        >>> from mixview.data import Scenes
+        >>> len(take_fraction(Scenes(200, cache=False), 0.1))
+        20
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be within (0, 1], got {fraction}: 0.01 is 1 %")
@@ -97,7 +102,13 @@ def take_fraction(source: Source, fraction: float, seed: int = 0) -> Subset:
 
 
 def take_per_class(source: Source, count: int, seed: int = 0) -> Subset:
-    """`count` images of each class; with label sets these may overlap, and what is "difficult" does not count."""
+    """`count` images of each class; with label sets these may overlap, and what is "difficult" does not count.
+
+    Example:
+        >>> from mixview.data import Scenes
+        >>> len(take_per_class(Scenes(200, cache=False), 5))  # of ten classes
+        50
+    """
     if count < 1:
         raise ValueError(f"count must be at least 1 image per class, got {count}")
     order = shuffled(source, seed)
@@ -161,6 +172,12 @@ def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
         source: the whole.
         files: their names, or a text file with one per line. A name is what `source.name` says, or only its last part
             if that is unique, as in the published lists of ImageNet's 1 % and 10 %.
+
+    Example:
+        >>> from mixview.data import Scenes
+        >>> part = take_files(Scenes(200, cache=False), ["train-000007", "train-000003"])
+        >>> part.name(0)
+        'train-000007'
     """
     if isinstance(files, str | Path):
         try:

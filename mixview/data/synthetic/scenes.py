@@ -50,6 +50,11 @@ class Scenes(Source):
             fish, key, house, clover, drop, hourglass.
         cache: folder for drawn images; by default `mixview/scenes` in the user's cache folder, or under
             `$MIXVIEW_CACHE`. `False` keeps them in memory only.
+
+    Example:
+        >>> scenes = Scenes(count=20, size=32, split="val", cache=False)
+        >>> scenes.read(0).shape, scenes.classes[:3]
+        ((32, 32, 3), ('star', 'heart', 'arrow'))
     """
 
     kind: ClassVar[str] = "scenes"

@@ -39,6 +39,11 @@ def write(
             `"voc"`: `VOCdevkit/VOC2007/` with `trainval` (halved into `train` and `val`) and `test`.
             `"coco"`: `train2017/`, `val2017/`, `annotations/instances_*2017.json`.
         progress: show a bar.
+
+    Example:
+        >>> folder = write([Scenes(20), Scenes(10, split="val")], "scenes", "folder", progress=False)
+        >>> sorted(path.name for path in folder.iterdir())
+        ['train', 'val']
     """
     splits = [scenes] if isinstance(scenes, Scenes) else list(scenes)
     folder = Path(folder).absolute()

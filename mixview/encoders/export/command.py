@@ -116,6 +116,11 @@ def export(encoder: str, **options: Any) -> Path:
     Args:
         encoder: a run's folder, a file of weights, or a model by name.
         options: fields of `Export`.
+
+    Example:
+        >>> path = export("small", size=32, out="exported")  # doctest: +ELLIPSIS
+        wrote exported/encoder.safetensors (safetensors) and its model card
+        ...
     """
     return Export(encoder=encoder, **options).run()
 

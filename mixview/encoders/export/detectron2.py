@@ -123,6 +123,10 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
         path: ends in .pkl, by which Detectron2 knows the format.
         state: tensors of a torchvision ResNet.
         notes: more to say beside the arrays, such as method and epoch.
+
+    Example:
+        >>> from mixview.encoders import build
+        >>> save_detectron2("encoder.pkl", build("resnet18", size=224).encoder.state_dict(), {"method": "mocov2"})
     """
     path = Path(path)
     if path.suffix != ".pkl":
@@ -135,6 +139,13 @@ def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]
     """The tensors of such a file under torchvision's names, and what it says beside them. Runs nothing of the file's.
 
     Also reads the pickles that Detectron2's own converters write, and those of MoCo's.
+
+    Example:
+        >>> from mixview.encoders import build
+        >>> save_detectron2("encoder.pkl", build("resnet18", size=224).encoder.state_dict(), {"method": "mocov2"})
+        >>> state, notes = load_detectron2("encoder.pkl")
+        >>> state["conv1.weight"].shape, notes["method"]
+        (torch.Size([64, 3, 7, 7]), 'mocov2')
     """
     path = Path(path)
     try:

@@ -63,7 +63,12 @@ NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
 @dataclass(frozen=True, kw_only=True)
 class Detection(TrainingConfig, Protocol):
-    """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN."""
+    """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN.
+
+    Example:
+        >>> protocol = Detection(encoder="runs/first", data="VOCdevkit/VOC2007", max_test_images=100)
+        >>> result = protocol.run()  # doctest: +SKIP
+    """
 
     recipe: str | None = None
     """Settings to start from: `mixview recipes` lists them under detection; or a YAML file of yours."""

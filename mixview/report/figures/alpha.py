@@ -46,7 +46,7 @@ class Curve(NamedTuple):
 
 
 @in_style
-def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None = None) -> list[Path]:
+def draw_alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None = None) -> list[Path]:
     """Draw a metric over α, from runs that differ in --mixing.alpha and in their seeds; runs of SIM are a line.
 
     Runs that differ in any other setting are on different curves.
@@ -55,6 +55,10 @@ def alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | None 
         runs: their folders.
         out: OUT.png and OUT.svg are written.
         metrics: which, such as "knn top-1"; by default all that runs of two α have, at most four.
+
+    Example:
+        >>> draw_alpha(["runs/alpha-0.25", "runs/alpha-1"], metrics=["knn top-1"])  # doctest: +SKIP
+        [PosixPath('alpha.png'), PosixPath('alpha.svg')]
     """
     panels = gather_curves(open_runs(runs))
     compared = {name for name, curves in panels.items() if any(len(curve.points) > 1 for curve in curves)}

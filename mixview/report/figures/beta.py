@@ -19,13 +19,19 @@ def density(alpha: float, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 @in_style
-def beta(runs: list[str] | None = None, /, out: Path = Path("beta"), alphas: list[float] | None = None) -> list[Path]:
+def draw_beta(
+    runs: list[str] | None = None, /, out: Path = Path("beta"), alphas: list[float] | None = None
+) -> list[Path]:
     """Draw the densities of Beta(α, α): how often a mixture has how much of its first image.
 
     Args:
         runs: folders of runs whose α are drawn too.
         out: OUT.png and OUT.svg are written.
         alphas: which ones; by default those of the paper, 0.1 and 4.
+
+    Example:
+        >>> paths = draw_beta(out=Path("beta"), alphas=[0.25, 1.0])
+        wrote beta.png and beta.svg
     """
     values = [0.1, *PUBLISHED, 4.0] if alphas is None else alphas
     bad = [alpha for alpha in values if not (math.isfinite(alpha) and alpha > 0)]

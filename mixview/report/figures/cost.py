@@ -81,7 +81,7 @@ Costs = dict[ObjectiveName, Cost]
 
 
 @in_style
-def cost(
+def draw_cost(
     runs: list[str] | None = None,
     /,
     out: Path = Path("cost"),
@@ -105,6 +105,10 @@ def cost(
         rounds: steps of each that are timed, in turn, after one that is not.
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+
+    Example:
+        >>> draw_cost(methods=["mocov2"], backbone="resnet18", batch_size=4)  # doctest: +SKIP
+        [PosixPath('cost.png'), PosixPath('cost.svg')]
     """
     if rounds < 1 or batch_size < 2:
         raise ValueError(f"rounds must be at least 1 and batch_size at least 2, got {rounds} and {batch_size}")

@@ -18,7 +18,7 @@ LARGEST = 224
 
 
 @in_style
-def mixtures(
+def draw_mixtures(
     images: str,
     out: Path = Path("mixtures"),
     lams: list[float] | None = None,
@@ -35,6 +35,10 @@ def mixtures(
         pairs: how many pairs of images.
         split: which part of the images.
         seed: which images, and where the boxes are.
+
+    Example:
+        >>> paths = draw_mixtures("scenes", out=Path("mixtures"), lams=[0.7, 0.3])
+        wrote mixtures.png and mixtures.svg
     """
     lams = [0.9, 0.7, 0.5, 0.3, 0.1] if lams is None else lams
     source = open_images(images, split)

@@ -28,7 +28,7 @@ from mixview.report.figures.drawing import (
 
 
 @in_style
-def tsne_classes(
+def draw_tsne_classes(
     runs: list[str],
     out: Path = Path("tsne-classes"),
     data: str | None = None,
@@ -59,6 +59,10 @@ def tsne_classes(
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+
+    Example:
+        >>> draw_tsne_classes(["runs/sim", "runs/wbsim"], classes=5)  # doctest: +SKIP
+        [PosixPath('tsne-classes.png'), PosixPath('tsne-classes.svg')]
     """
     if min(classes, images, augmentations, samples) < 1:
         raise ValueError("classes, images, augmentations and samples must all be at least 1")

@@ -51,7 +51,7 @@ class Placed(NamedTuple):
 
 
 @in_style
-def tsne_mixtures(
+def draw_tsne_mixtures(
     runs: list[str],
     out: Path = Path("tsne-mixtures"),
     data: str | None = None,
@@ -76,6 +76,10 @@ def tsne_mixtures(
         device: cpu, cuda, mps, or auto: an accelerator where there is one.
         workers: processes that read images.
         trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+
+    Example:
+        >>> draw_tsne_mixtures(["runs/sim", "runs/bsim"], mixer="mixup")  # doctest: +SKIP
+        [PosixPath('tsne-mixtures.png'), PosixPath('tsne-mixtures.svg')]
     """
     if not 0 <= pair < COUNT:
         raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")

@@ -122,6 +122,11 @@ def embed(encoder: str, **options: Any) -> Path:
     Args:
         encoder: a run's folder, a file of weights, a model by name, random, or pixels.
         options: fields of `Embed`.
+
+    Example:
+        >>> scenes = {"data": "scenes", "data_options": {"count": 20, "size": 16}}
+        >>> path = embed("small", **scenes, size=16, workers=0, out="features.npy")  # or "runs/first", data="photos/"
+        wrote features.npy: 20 images of random small, seed 0, 128 numbers each
     """
     return Embed(encoder=encoder, **options).run()
 
@@ -209,7 +214,16 @@ def write_names(file: BinaryIO, embedded: Embedded) -> None:
 
 
 def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """The paths and the features [N, D] of a file that `mixview embed` wrote."""
+    """The paths and the features [N, D] of a file that `mixview embed` wrote.
+
+    Example:
+        >>> scenes = {"data": "scenes", "data_options": {"count": 8, "size": 16}}
+        >>> path = embed("small", **scenes, size=16, workers=0, out="few.npy")
+        wrote few.npy: 8 images of random small, seed 0, 128 numbers each
+        >>> names, features = read_features(path)
+        >>> names[0], features.shape
+        ('train-000000', (8, 128))
+    """
     path = Path(path)
     if path.suffix == ".npy":
         return [row["path"] for row in read_rows(path.with_suffix(".csv"))], np.load(path)
