@@ -89,6 +89,7 @@ COMMANDS: dict[str, Command | Group] = {
         {
             "run": Command("Run a study, or continue it.", "mixview.experiments.command:run_study"),
             "show": Command("Show the results of studies.", "mixview.experiments.command:show"),
+            "merge": Command("Merge the results of several machines.", "mixview.experiments.command:merge_results"),
             "list": Command("List the studies that come with mixview.", "mixview.experiments.command:list_studies"),
         },
         otherwise="run",
