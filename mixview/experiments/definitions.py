@@ -10,13 +10,14 @@ from mixview.io.yaml_files import read_yaml
 from mixview.options import brief, did_you_mean
 from mixview.recipes import merge
 
+FOLDER = resources.files("mixview") / "studies"
 AXES = ("data", "methods", "variants", "objectives")
 KEYS = ("about", "plan", "encoders", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 
 
 def names() -> list[str]:
     """The studies that come with mixview; those that begin with an underscore are bases only."""
-    files = [file.name for file in (resources.files("mixview") / "studies").iterdir()]
+    files = [file.name for file in FOLDER.iterdir()]
     return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml") and not name.startswith("_"))
 
 
@@ -30,7 +31,7 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
             raise ValueError(f"there is no study file {own}: give a path, or one of {', '.join(names())}")
         content = read_yaml(own)
     else:
-        file = resources.files("mixview") / "studies" / f"{name}.yaml"
+        file = FOLDER / f"{name}.yaml"
         if not file.is_file():
             raise ValueError(f"there is no study {name}{hint(name, names())}")
         content = yaml.safe_load(file.read_text(encoding="utf-8"))

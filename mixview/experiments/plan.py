@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Correction = Literal["holm", "bonferroni"]
 Family = Literal["method", "study"]
 Verdict = Literal["ahead", "behind", "undecided", "open"]
-PLANNED, ADDED, CHANGED, YOUNGER = (
+PLANNED, ADDED, CHANGED, OLDER = (
     "planned",
     "added later",
     "another plan",
@@ -133,7 +133,7 @@ def standing(study: "Study", run: "StudyRun", result: "RunResult") -> str:
     if not run.planned:
         return ADDED
     if not result.plan or datetime.fromisoformat(result.began or result.made) < study.plan.time:
-        return YOUNGER
+        return OLDER
     return PLANNED if result.plan == run.plan else CHANGED
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixview.experiments.plan import Comparison, compare_rows
 from mixview.experiments.results import RunResult
 from mixview.experiments.slugs import digest, slug
 from mixview.experiments.spec import Study
@@ -43,6 +44,12 @@ def draw_all(study: Study, results: dict[str, RunResult], folder: Path) -> dict[
     """`draw`, with the settings of matplotlib as they are."""
     written: dict[Path, str] = {}
     stems: set[str] = set()
+    if study.plan is not None and study.plan.confirmatory:
+        comparisons = [each for each in compare_rows(study, rows_of(study, results)) if each.difference is not None]
+        if comparisons:
+            figure = plot_differences(comparisons, str(study.baseline), study.plan.margin)
+            description = f"difference to {study.baseline} at equal compute"
+            written[save(figure, folder / f"{slug(study.name)}-differences")] = description
     rows = [row for row in rows_of(study, results) if row.results]
     column = COLUMN if COLUMN in study.columns else next(iter(study.columns), "")
     for data in dict.fromkeys(row.data for row in rows):
@@ -243,6 +250,51 @@ def plot_final(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     compared = f" Dotted: {baseline}, blue also where it was trained longer." if baseline is not None else ""
     axis.set_xlabel(f"{column}, %", fontsize=8)
     figure.suptitle(f"In brackets and as dots: seeds; bars: standard deviation.{compared}", fontsize=8)
+    return figure
+
+
+def plot_differences(comparisons: Sequence[Comparison], baseline: str, margin: float) -> Any:
+    """The difference to the baseline of equal compute in every column, with its interval, row by row."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    columns = list(dict.fromkeys(each.column for each in comparisons))
+    colors = dict(zip(columns, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined, unused-ignore]
+    groups = list(dict.fromkeys((each.row.method, each.row.data) for each in comparisons))
+    rows = sorted(
+        dict.fromkeys((each.row.method, each.row.data, each.row.objective) for each in comparisons),
+        key=lambda row: groups.index(row[:2]),
+    )
+    figure = Figure(figsize=(8.5, 1.2 + 0.42 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for each in comparisons:
+        difference = each.difference
+        if difference is None:
+            continue
+        row = rows.index((each.row.method, each.row.data, each.row.objective))
+        place = row + 0.22 * (columns.index(each.column) - (len(columns) - 1) / 2)
+        low, high = (difference.mean if end is None else end for end in (difference.low, difference.high))
+        axis.errorbar(
+            difference.mean, place, xerr=[[difference.mean - low], [high - difference.mean]], capsize=2, markersize=5,
+            color=colors.get(each.column, "tab:gray"), fmt="o",
+            markerfacecolor=None if each.verdict in ("ahead", "behind") else "white",
+        )  # fmt: skip
+    for number in range(1, len(rows)):
+        if rows[number][:2] != rows[number - 1][:2]:
+            axis.axhline(number - 0.5, color="lightgray", linewidth=0.8)
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.axvline(-margin, color="gray", linestyle=":", linewidth=1)
+    axis.set_yticks(range(len(rows)), [join_labels(*row) for row in rows], fontsize=8)
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="x", alpha=0.2)
+    axis.set_xlabel(f"difference to {baseline} at equal compute, points", fontsize=8)
+    for column in columns:
+        axis.plot([], [], "o", color=colors.get(column, "tab:gray"), label=column)
+    axis.legend(fontsize=7, frameon=False, loc="best")
+    title = (
+        f"Mean over seeds and its interval; filled: ahead or behind after correction; dotted: {margin:g} points behind."
+    )
+    figure.suptitle(title, fontsize=8)
     return figure
 
 

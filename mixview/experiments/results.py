@@ -206,12 +206,12 @@ def read_study(folder: Path, faults: list[str]) -> list[RunResult]:
 def merge(folder: Path) -> int:
     """Move the results of all machines in the folder of a study to its one file; returns how many were new."""
     faults: list[str] = []
-    known = {(result.identity, result.made) for result in read(folder / FILE, faults)}
+    known = {digest(asdict(result)) for result in read(folder / FILE, faults)}
     paths = sorted(folder.glob("results-*.jsonl"))
     results = [result for path in paths for result in read(path, faults)]
     if faults:
         raise ValueError(f"{faults[0]}: mend or remove this line first, for nothing may be lost")
-    new = [result for result in results if (result.identity, result.made) not in known]
+    new = [result for result in results if digest(asdict(result)) not in known]  # a merge may have been killed
     for result in sorted(new, key=lambda result: result.made):
         append(result, folder / FILE)
     for path in paths:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, plan_hash, standing
 from mixview.experiments.results import RunResult
 from mixview.experiments.spec import IMAGES, Study, StudyRun
 from mixview.experiments.stats import compare, summarize
@@ -70,13 +71,17 @@ def render(study: Study, results: dict[str, RunResult]) -> str:
     lines = [f"## {inline(study.name)}", ""]
     if what := study.about.get("what"):
         lines += [inline(what), ""]
-    state = "Complete" if done == total else f"**Partial: {done} of {total} runs are done**"
+    complete = done == total and not study.waiting
+    state = "Complete" if complete else f"**Partial: {done} of {total} runs are done**"
     dates = sorted(inline(result.made[:10]) for result in results.values())
     when = f"; measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     hours = core_hours(results.values())
     lines += [f"{state}; seeds {', '.join(map(str, seeds))}{when}; {hours:.1f} core-hours in total.", ""]
+    lines += plan_notes(study)
     if not results:
         return "\n".join([*lines, "No results yet.", ""])
+    if study.plan is not None and study.plan.confirmatory:
+        lines += verdict_table(rows, study)
     for data in dict.fromkeys(row.data for row in rows):
         part = [row for row in rows if row.data == data]
         lines += [
@@ -97,14 +102,79 @@ def core_hours(results: Iterable[RunResult]) -> float:
     return sum(result.cpu_seconds + result.evaluation_seconds for result in results) / 3600
 
 
+def plan_notes(study: Study) -> list[str]:
+    """What was planned and when, and what waits for an earlier study."""
+    lines = []
+    if (plan := study.plan) is not None:
+        document = f", explained in {plan.document}" if plan.document else ""
+        digest = study.runs[0].plan if study.runs else plan_hash(study.definition)
+        kind = "" if plan.confirmatory else " It chooses, and confirms nothing."
+        lines += [inline(f"Planned on {plan.date} (plan {digest}{document}).{kind}"), ""]
+    if study.waiting:
+        lines += [f"Not run before their earlier studies are: {inline('; '.join(study.waiting))}.", ""]
+    return lines
+
+
+def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
+    """The planned comparisons with their verdicts, and the defaults that follow from them."""
+    plan = study.plan
+    assert plan is not None
+    comparisons = compare_rows(study, rows)
+    if not any(each.difference for each in comparisons):
+        return ["**Nothing is confirmed yet**: no planned comparison has a result that is confirmatory.", ""]
+    table = [["", *map(inline, plan.columns)]]
+    for row in dict.fromkeys((each.row.data, each.row.label) for each in comparisons):
+        cells = {
+            each.column: f"{str(each.difference).replace('*', '') if each.difference else ''} {each.verdict}".strip()
+            for each in comparisons
+            if (each.row.data, each.row.label) == row
+        }
+        texts = [f"**{text}**" if text.endswith(("ahead", "behind")) else text for text in map(cells.get, plan.columns)]
+        table.append([inline(join_labels(*row)), *map(str, texts)])
+    correction = {"holm": "Holm's method", "bonferroni": "Bonferroni's"}[plan.correction]
+    lines = [
+        f"Planned comparisons with {inline(study.baseline)} at equal compute: mean of the paired differences, its "
+        f"{100 * plan.level:g} % interval, and the verdict, corrected by {correction} for all that are planned.",
+        "",
+        *markdown(table),
+        "",
+    ]
+    if plan.rule:
+        for each in decide(study, comparisons):
+            state = "" if each.final else " so far: not all of its comparisons are there"
+            lines.append(inline(f"- Default of {each.method}{state}: {each.objective} ({each.reason})."))
+        lines.append("")
+    return lines
+
+
+def standing_of(row: Row, study: Study) -> str:
+    """Whether a row was planned, or was added later."""
+    by_seed = {run.seed: run for run in row.runs}
+    standings = [standing(study, by_seed[each.seed], each) for each in row.results]
+    return ", ".join(dict.fromkeys(standings or [PLANNED if row.runs[0].planned else ADDED]))
+
+
 def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
     """Mean ± standard deviation of every column."""
     columns = [column for column in study.columns if any(column in row.runs[0].evaluate for row in rows)]
     ranked = any(rank_of(row) for row in rows)
-    table = [["", "seeds", "steps", "passes", "CPU min", *(["rank"] if ranked else []), *map(inline, columns)]]
+    planned = study.plan is not None
+    table = [
+        [
+            "",
+            *(["plan"] if planned else []),
+            "seeds",
+            "steps",
+            "passes",
+            "CPU min",
+            *(["rank"] if ranked else []),
+            *map(inline, columns),
+        ]
+    ]
     for row in rows:
         rank = [rank_of(row)] if ranked else []
-        table.append([inline(row.label), count_seeds(row), *cost_of(row, rows, study.baseline), *rank])
+        plan = [standing_of(row, study)] if planned else []
+        table.append([inline(row.label), *plan, count_seeds(row), *cost_of(row, rows, study.baseline), *rank])
         for column in columns:
             values = list(row.values(column).values())
             table[-1].append(str(summarize(values)) if values else "")
@@ -271,17 +341,26 @@ def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
     return [*lines, *(f"- Warning: {inline(warning)}" for warning in warnings), ""]
 
 
+SCOPES = {"image": "one λ per image", "pair": "one λ per pair", "batch": "one λ per batch"}
+
+
 def lam_note(results: Iterable[RunResult]) -> list[str]:
-    """A sentence on whether mixtures have one λ per image or, as in the paper, one per batch, if anything is mixed."""
-    rows: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    """A sentence on whether mixtures have one λ per image, per pair or, as in the paper, per batch."""
+    rows: dict[str, dict[str, None]] = {}
     for result in results:
         if result.settings.get("objective", "sim") != "sim" and "mixing.lam_per" in result.settings:
-            per_image = result.settings["mixing.lam_per"] == "image"
-            rows[per_image].setdefault(join_labels(result.method, result.variant, result.objective))
-    if not rows[True]:
-        return ["Mixtures have one λ per batch, as in the paper.", ""] if rows[False] else []
-    exception = f"; the exceptions, with one λ per batch: {'; '.join(rows[False])}" if rows[False] else ""
-    return [inline(f"Mixtures have one λ per image, not the paper's one λ per batch{exception}."), ""]
+            label = join_labels(result.method, result.variant, result.objective)
+            rows.setdefault(str(result.settings["mixing.lam_per"]), {}).setdefault(label)
+    if not rows:
+        return []
+    if set(rows) == {"batch"}:
+        return ["Mixtures have one λ per batch, as in the paper.", ""]
+    main = "pair" if "pair" in rows else "image"
+    others = [
+        f", with {SCOPES[scope]}: {'; '.join(rows[scope])}" for scope in SCOPES if scope in rows and scope != main
+    ]
+    exception = f"; the exceptions{'; those'.join(others)}" if others else ""
+    return [inline(f"Mixtures have {SCOPES[main]}, not the paper's one λ per batch{exception}."), ""]
 
 
 def general(description: str) -> str:

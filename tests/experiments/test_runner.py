@@ -17,8 +17,8 @@ from mixview.evaluate.results import Result, average
 from mixview.experiments import command, results
 from mixview.experiments import run as processes
 from mixview.experiments import spec as grid
-from mixview.experiments.cost import Estimate
-from mixview.experiments.runner import Runner, StudyError
+from mixview.experiments.cost import Estimate, measure
+from mixview.experiments.runner import Runner, StudyError, group_by_encoder
 from mixview.runs.run_directory import RunDirectory
 from tests.experiments.trials import invented, trial
 from tests.train.running import wait_for
@@ -45,7 +45,7 @@ def test_a_study_is_killed_resumes_and_is_shown(tmp_path: Path, capsys: pytest.C
         [sys.executable, "-m", "mixview.cli", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     run = grid.read(study).runs[0]
-    folder = runs / "long" / run.name
+    folder = runs / "long" / run.encoder_name
     wait_for(lambda: any((folder / "checkpoints").glob("*.pt")), seconds=240, what="the first checkpoint")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -153,8 +153,8 @@ def detect(self: Detection) -> Result:
 
 
 def test_a_run_travels_between_processes_as_json() -> None:
-    for run in grid.expand("trial", trial()).runs:
-        assert processes.from_json(processes.to_json(run)) == run
+    runs = list(grid.expand("trial", trial()).runs)
+    assert grid.from_json(grid.to_json(runs)) == runs
 
 
 def test_a_run_that_was_begun_under_other_defaults_is_not_evaluated(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_run_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
     nobody.wait()
     description = tmp_path / "run.json"
     text = trial(settings={"epochs": 10_000}, grids=[{"objectives": ["SIM"]}], seeds=[0])
-    description.write_text(processes.to_json(grid.expand("trial", text).runs[0]))
+    description.write_text(grid.to_json(grid.expand("trial", text).runs[:1]))
     command_line = [
         sys.executable,
         "-m",
@@ -217,3 +217,68 @@ def test_two_processes_do_not_run_one_study(tmp_path: Path) -> None:
             command.run_study(study, out=tmp_path, runs=tmp_path / "elsewhere")
         assert not (tmp_path / "trial" / command.STUDY_FILE).exists()
         other.communicate(b"\n")
+
+
+def test_runs_that_differ_in_labels_or_columns_share_an_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = trial(settings={"epochs": 1}, seeds=[0], match_compute=False)
+    more = {
+        "5-NN": {"protocol": "knn", "k": 5, "metric": "top-1"},
+        "3-NN": {"protocol": "knn", "k": 3, "metric": "top-1"},
+    }
+    text["objectives"] |= {"again": {"objective": "sim"}, "more": {"objective": "sim", "evaluate": more}}
+    text["grids"] = [{"objectives": ["SIM", "again", "more", "WBSIM"]}]
+    study = grid.expand("trial", text)
+    groups = group_by_encoder(study.runs)
+    assert [[run.objective for run in runs] for runs in groups] == [["SIM", "again", "more"], ["WBSIM"]]
+    trained, evaluated = [], []
+    pretrain, evaluate = processes.pretrain, processes.evaluate
+    monkeypatch.setattr(processes, "pretrain", lambda *given: trained.append(1) or pretrain(*given))
+    monkeypatch.setattr(processes, "evaluate", lambda *a, **b: evaluated.append(a[0].objective) or evaluate(*a, **b))
+    monkeypatch.setattr(processes, "exit_when_orphaned", lambda parent: None)
+    description, path = tmp_path / "runs.json", results.path_of("trial", tmp_path / "out")
+    description.write_text(grid.to_json(groups[0]))
+    assert processes.main([str(description), str(tmp_path / "run"), str(path)]) == 0
+    assert len(trained) == 1
+    assert evaluated == ["SIM", "more"]  # the other is the same by another name
+    done = results.match(study.runs, results.read_all(tmp_path / "out"))
+    assert [result.objective for result in done.values()] == ["SIM", "again", "more"]
+    assert all(result.began for result in done.values())
+    assert Estimate(study.runs, {}).seconds(groups[0]) < 2.2 * Estimate(study.runs, {}).seconds(groups[1])
+
+
+def test_runs_begin_with_an_encoder_of_the_study(tmp_path: Path) -> None:
+    text = trial(settings={"epochs": 2}, seeds=[0, 1], grids=[{"objectives": ["SIM"]}])
+    options = {"data": "scenes", "data_options": {"count": 64, "size": 16}, "method": {"name": "simclr"}, "epochs": 1}
+    text["encoders"] = {"first": options | {"objective": "sim"}}
+    text["data"]["scenes"]["weights"] = "@first"
+    study = grid.expand("trial", text)
+    key = study.runs[0].settings["weights"]
+    for run in study.runs:
+        folder = tmp_path / run.encoder_name
+        assert run.settings["weights"] == key
+        assert processes.pretrain(run, folder)
+        assert processes.pretrain(run, folder)  # done is done
+        assert RunDirectory.open(folder).config["weights"] == str(tmp_path / f"encoder-{key[1:]}")
+        result = processes.evaluate(run, folder)
+        assert result.settings["weights"] == key
+        assert results.match_one(run, {"trial": [result]}) is not None
+    assert len(list(tmp_path.glob("encoder-*/encoder.safetensors"))) == 1
+    text["encoders"]["first"]["epochs"] = 3
+    assert grid.expand("trial", text).runs[0].settings["weights"] != key
+    assert grid.expand("trial", text).runs[0].encoder_key != study.runs[0].encoder_key
+
+
+def test_a_dry_run_measures_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = grid.expand("trial", trial(seeds=[0, 1], grids=[{"methods": [""], "objectives": ["random"]}]))
+    run = study.runs[0]
+    measured = measure(run, tmp_path / "runs", Runner.command)
+    assert measured is not None
+    assert (measured.evaluation_seconds > 0, list((tmp_path / "runs").iterdir())) == (True, [])
+    estimate = Estimate(study.runs, {})
+    assert not estimate.knows(run)
+    estimate.own.learn(measured)
+    assert estimate.knows(run)
+    assert estimate.seconds(study.runs) == pytest.approx(2 * measured.evaluation_seconds)
+    assert measure(run, tmp_path / "runs", ("false",)) is None

@@ -1,0 +1,160 @@
+"""Two machines on one folder: each run is carried out once, whoever dies."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mixview.experiments import results
+from mixview.experiments import spec as grid
+from mixview.experiments.claims import Claims
+from mixview.experiments.command import merge_results
+from mixview.experiments.runner import Runner
+from tests.experiments.trials import invented, trial
+from tests.train.running import wait_for
+
+
+def test_only_one_can_claim(tmp_path: Path) -> None:
+    with Claims(tmp_path, "a") as first, Claims(tmp_path, "b") as second:
+        assert first.take("run")
+        assert not second.take("run")
+        assert second.take("other")
+        first.release("run")
+        assert second.take("run")
+        assert not second.is_lost("run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_claim_of_a_dead_process_is_taken_over_by_one(tmp_path: Path) -> None:
+    dead, first, second = (Claims(tmp_path, name, expiry=60) for name in "abc")
+    assert dead.take("run")
+    assert not first.take("run")
+    file = tmp_path / "run.0"
+    os.utime(file, (file.stat().st_mtime - 61,) * 2)
+    assert first.take("run")
+    assert not second.take("run")
+    assert dead.is_lost("run")  # it was only slow: it stops
+    assert not first.is_lost("run")
+    dead.release("run")
+    assert not second.take("run")  # what the slow one gives back is not the claim any more
+    first.release("run")
+    assert second.take("run")
+
+
+def test_two_that_see_the_same_dead_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find the file free; the next one can be created only once."""
+    first, second = Claims(tmp_path, "a"), Claims(tmp_path, "b")
+    assert Claims(tmp_path, "dead").take("run")
+    monkeypatch.setattr(second, "is_free", lambda path: first.take("run") or True)
+    monkeypatch.setattr(first, "is_free", lambda path: True)
+    assert not second.take("run")
+    assert not first.is_lost("run")
+
+
+def test_a_claim_is_kept_alive(tmp_path: Path) -> None:
+    with Claims(tmp_path, "a", heartbeat=0.05) as claims:
+        assert claims.take("run")
+        file = tmp_path / "run.0"
+        os.utime(file, (0, 0))
+        wait_for(lambda: file.stat().st_mtime > 0, seconds=20, what="a sign of life")
+
+
+def test_what_this_machine_began_before_is_its_own(tmp_path: Path) -> None:
+    assert Claims(tmp_path, "a").take("run")
+    assert Claims(tmp_path, "a").take("run")
+    assert not Claims(tmp_path, "b").take("run")
+
+
+def test_damaged_claims_expire(tmp_path: Path) -> None:
+    for number, content in enumerate((b"", b"{", b"[]", b"\xff", b'{"owner": 3}')):
+        (tmp_path / f"run{number}.0").write_bytes(content)
+        assert not Claims(tmp_path, "a").take(f"run{number}")
+        assert Claims(tmp_path, "a", expiry=-1).take(f"run{number}")
+
+
+COPY = """
+import json, sys, time
+sys.path[:0] = {path!r}
+from pathlib import Path
+from mixview.experiments import results, spec
+from tests.experiments.trials import invented
+for run in spec.from_json(Path(sys.argv[1]).read_text()):
+    results.append(invented(run, 50.0), Path(sys.argv[3]))
+"""
+
+
+def test_two_machines_share_a_study(tmp_path: Path) -> None:
+    """Two processes that begin at once; what stands in for a training takes a moment."""
+    text = trial(seeds=[0, 1])
+    (tmp_path / "shared.yaml").write_text(yaml.safe_dump(text))
+    script = tmp_path / "machine.py"
+    copy = COPY.format(path=sys.path)
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mixview.experiments import runner, spec\n"
+        "runner.LOOK_EVERY = 0.2\n"
+        f"study = spec.read({str(tmp_path / 'shared.yaml')!r})\n"
+        f"out, command = Path({str(tmp_path / 'out')!r}), (sys.executable, '-c', {copy!r})\n"
+        "name = sys.argv[1]\n"
+        "print(runner.Runner(study, out, Path(name), machine=name, command=command).run())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    machines = [
+        subprocess.Popen(
+            [sys.executable, str(script), name], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for name in ("left", "right")
+    ]
+    assert [machine.communicate(timeout=300)[0] for machine in machines] == ["True\n", "True\n"]
+    folder = tmp_path / "out" / "shared"
+    lines = [json.loads(line) for path in folder.glob("results-*.jsonl") for line in path.read_text().splitlines()]
+    study = grid.read(str(tmp_path / "shared.yaml"))
+    assert sorted((line["objective"], line["seed"]) for line in lines) == sorted(
+        (run.objective, run.seed) for run in study.runs
+    )
+    assert {path.name for path in folder.glob("results-*.jsonl")} == {"results-left.jsonl", "results-right.jsonl"}
+    assert list((folder / "claims").iterdir()) == []
+    assert len(results.match(study.runs, results.read_all(tmp_path / "out"))) == len(study.runs)
+    (folder / "study.yaml").write_text(yaml.safe_dump(text))
+    merge_results(tmp_path / "out")
+    assert len((folder / "results.jsonl").read_text().splitlines()) == len(study.runs)
+    assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "study.yaml"]
+
+
+def test_merging_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
+    runs = grid.expand("trial", trial()).runs
+    results.append(invented(runs[0], 50.0), results.path_of("trial", tmp_path))
+    for machine, run in (("a", runs[0]), ("a", runs[1]), ("b", runs[2])):
+        result = invented(run, 51.0)
+        results.append(result, results.path_of("trial", tmp_path, machine))
+    folder = tmp_path / "trial"
+    (folder / "results-b.jsonl").open("a").write("{\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*results-b.jsonl cannot be read"):
+        results.merge(folder)
+    assert len(list(folder.glob("results-*.jsonl"))) == 2
+    content = (folder / "results-b.jsonl").read_text()
+    (folder / "results-b.jsonl").write_text(content[:-2])
+    kept = (folder / "results-a.jsonl").read_bytes()
+    assert results.merge(folder) == 3
+    assert not list(folder.glob("results-*.jsonl"))
+    (folder / "results-a.jsonl").write_bytes(kept)  # as if it had been killed before it removed this one
+    assert results.merge(folder) == 0
+    merged = results.read(folder / results.FILE, [])
+    assert [(each.objective, each.metrics["k-NN"]) for each in merged] == [
+        ("SIM", 50.0), ("SIM", 51.0), ("WBSIM", 51.0), ("SIM × 1.75", 51.0),
+    ]  # fmt: skip
+
+
+def test_a_machine_waits_for_what_another_has_begun(tmp_path: Path) -> None:
+    study = grid.expand("trial", trial(seeds=[0], grids=[{"objectives": ["SIM"]}]))
+    (run,) = study.runs
+    with Claims(tmp_path / "out" / "trial" / "claims", "another") as claims:
+        assert claims.take(run.encoder_name)
+        runner = Runner(study, tmp_path / "out", tmp_path / "runs", machine="own", command=("false",), seconds=1.5)
+        assert not runner.run()
+        assert runner.failed == {}
