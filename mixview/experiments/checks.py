@@ -5,7 +5,7 @@ from typing import Any
 
 from mixview.experiments import evaluations
 from mixview.experiments.definitions import AXES, hint
-from mixview.experiments.plan import check_plan
+from mixview.experiments.plan import check_plan, check_references
 from mixview.extensions import PROTOCOLS, is_import_path
 from mixview.io.terminal import printable
 from mixview.options import brief
@@ -57,6 +57,7 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
         raise ValueError(
             f"{name}: match_compute should be true, false or epochs, got {brief(definition['match_compute'])}"
         )
+    check_references(name, definition)
     check_plan(name, definition)
 
 

@@ -22,7 +22,9 @@ run was part of it, and the run began after the plan's date.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
 
 from mixview.experiments.definitions import AXES, read_definition
 from mixview.experiments.slugs import digest
@@ -88,23 +90,32 @@ def check_plan(name: str, definition: Mapping[str, Any]) -> None:
     for key in content:
         if key not in known:
             raise ValueError(f"{name}: a plan has no {brief(key)}: there are {', '.join(known)}")
-    plan = Plan(**content)
+    try:
+        plan = msgspec.convert(content, Plan)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name}: the plan does not have its form: {error}") from None
     try:
         zone = plan.time.tzinfo
     except ValueError:
         zone = None
     if zone is None:
         raise ValueError(f"{name}: the date of the plan should be a time with its zone, got {brief(plan.date)}")
-    for key, allowed in (("correction", get_args(Correction)), ("family", get_args(Family))):
-        if getattr(plan, key) not in allowed:
-            raise ValueError(f"{name}: {key} of the plan should be {' or '.join(allowed)}, got {content[key]!r}")
-    if not isinstance(plan.level, float) or not 0 < plan.level < 1:
-        raise ValueError(f"{name}: level of the plan should be between 0 and 1, got {brief(plan.level)}")
+    if not 0 < plan.level < 1:
+        raise ValueError(f"{name}: level of the plan should be between 0 and 1, got {plan.level}")
     for column in plan.columns:
         if column not in definition.get("evaluate", {}):
             raise ValueError(f"{name}: the plan has a column {brief(column)} that the study does not evaluate")
     if plan.confirmatory and (not plan.columns or definition.get("baseline") is None):
         raise ValueError(f"{name}: a confirmatory plan needs columns, and the study a baseline")
+
+
+def check_references(name: str, definition: Mapping[str, Any], later: tuple[str, ...] = ()) -> None:
+    """Raise ValueError where a study chooses by results that choose by its own."""
+    later = (*later, name)
+    for earlier in sorted({value["best_of"] for grid in definition.get("grids", [{}]) for value in references(grid)}):
+        if earlier in later:
+            raise ValueError(f"the study {name} chooses by its own results: {' -> '.join((*later, earlier))}")
+        check_references(earlier, read_definition(earlier), later)
 
 
 def plan_hash(definition: Mapping[str, Any]) -> str:

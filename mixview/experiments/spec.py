@@ -192,7 +192,7 @@ class Study:
         return list(dict.fromkeys(column for run in self.runs for column in run.evaluate))
 
 
-def read(name: str, records: "Records | None" = None, *, trust_remote_code: bool = False) -> Study:
+def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_remote_code: bool = False) -> Study:
     """The study of a name, or of a YAML file of the user's own.
 
     Args:

@@ -199,8 +199,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({"plan": {"date": "soon"}}, "a time with its zone"),
     "a name": ({"plan": {"date": DATE, "colums": []}}, "a plan has no 'colums'"),
     "a column": ({"plan": {"date": DATE, "columns": ["x"]}}, "the plan has a column 'x'"),
-    "a correction": ({"plan": {"date": DATE, "correction": "none"}}, "correction of the plan should be holm or bonfer"),
-    "a level": ({"plan": {"date": DATE, "level": 95}}, "level of the plan should be between 0 and 1"),
+    "a correction": ({"plan": {"date": DATE, "correction": "none"}}, r"Invalid enum value 'none' - at `\$.correction`"),
+    "a level": ({"plan": {"date": DATE, "level": 95.0}}, "level of the plan should be between 0 and 1"),
+    "columns": ({"plan": {"date": DATE, "columns": 5}}, "the plan does not have its form: Expected `array`"),
+    "an earlier study": ({"grids": [{"variants": [{"best_of": "tun"}]}]}, "there is no study tun: did you mean tune"),
     "no columns": ({"plan": {"date": DATE, "confirmatory": True}}, "a confirmatory plan needs columns"),
     "an addition": ({"grids": [{"added": True}]}, "added should be a reason"),
     "a choice": ({"grids": [{"objectives": [{"best": "tune"}]}]}, "can be chosen by an earlier study"),
@@ -216,6 +218,14 @@ def test_mistakes_are_named(name: str) -> None:
     changes, words = MISTAKES[name]
     with pytest.raises(ValueError, match=words):
         grid.expand("trial", trial() | changes)
+
+
+def test_a_study_does_not_choose_by_its_own_results(tmp_path: Path) -> None:
+    name = str(tmp_path / "own.yaml")
+    text = trial(grids=[{"objectives": ["SIM", {"best_of": name}]}])
+    Path(name).write_text(yaml.safe_dump(text))
+    with pytest.raises(ValueError, match="chooses by its own results"):
+        grid.read(name)
 
 
 def test_compute_is_matched_by_epochs() -> None:
