@@ -199,6 +199,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         workers=default_workers(fabric.world_size // nodes) if config.workers is None else config.workers,
         pin_memory=fabric.device.type == "cuda",
         device=fabric.device if config.augment_device == "device" else None,
+        exact_decoding=config.exact_decoding,
     )
     torch.manual_seed(config.seed)  # the same initial weights on every process
     backbone = backbones.build(
@@ -237,7 +238,9 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         channels_last=channels_last,
     )
     notes += load_checkpoint(config, engine)
-    monitor = Monitor(fabric, method, engine.objective, data.images, policy, data.knn, config.seed)
+    monitor = Monitor(
+        fabric, method, engine.objective, data.images, policy, data.knn, config.seed, config.exact_decoding
+    )
     export: Callable[[dict[str, str]], None] = partial(
         save_encoder, Path(config.out) / "encoder.safetensors", method.encoder, backbone.spec
     )

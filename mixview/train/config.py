@@ -275,6 +275,9 @@ class PretrainConfig:
     """Processes per device that read and augment images; by default the device's share of the cores, minus one."""
     augment_device: Literal["cpu", "device"] = "cpu"
     """Where views are made: in the workers, or on the accelerator, which helps when there are few cores beside it."""
+    exact_decoding: bool = False
+    """Decode large photographs whole. By default a JPEG (or JPEG 2000) is decoded at 1/2, 1/4 or 1/8 of its sides where
+    every view of it still has to be shrunk, in a third of the time."""
 
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     """How often the run logs, evaluates and saves."""

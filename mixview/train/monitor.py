@@ -11,10 +11,9 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid, save_image
 
-from mixview.data.augment.numba_backend import make_views
 from mixview.data.augment.policies import Policy
 from mixview.data.dataset import ImageDataset
-from mixview.data.loader import to_tensor
+from mixview.data.loader import ViewDataset, to_tensor
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.identity import content_hashes, find_shared
 from mixview.data.sources.registry import open_dataset, other_parts
@@ -144,6 +143,7 @@ class Monitor:
         policy: how each view is made.
         knn: labeled images for the k-NN accuracy, where there are any, as `separate` returns them.
         seed: seed of the views and mixtures.
+        exact_decoding: decode large images whole for the views.
     """
 
     def __init__(
@@ -155,6 +155,7 @@ class Monitor:
         policy: Policy,
         knn: KNNImages | None,
         seed: int,
+        exact_decoding: bool = False,
     ) -> None:
         self.fabric = fabric
         self.method = method
@@ -163,9 +164,11 @@ class Monitor:
         self.normalize = policy[0].normalize
         self.size = policy[0].size
         count = min(len(images), 256)
-        samples = [images[index] for index in np.linspace(0, len(images) - 1, count).astype(int).tolist()]
-        made = [make_views(each.pixels, seed, 0, each.index, policy) for each in samples]
-        self.views = [torch.stack(view) for view in zip(*made, strict=True)]
+        indices = np.linspace(0, len(images) - 1, count).astype(int).tolist()
+        views, _ = ViewDataset(images, policy, seed, exact_decoding=exact_decoding).__getitems__(
+            [(0, index) for index in indices]
+        )
+        self.views = list(views)
         # Drawn once, so that evaluations of different epochs compare.
         terms = objective.draw(self.views[0], mixture_generators(seed, 0))
         self.mixture = next((term.mixture for term in terms if names_parents(term.mixture)), None)
