@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
+from mixview.train.step_timer import Part, StepTimer, describe
 
 
 class Run(NamedTuple):
@@ -51,7 +53,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         folder: the run directory, on the first process only: it alone logs, evaluates and saves.
         notes: further ones to print at the start.
     """
-    config, engine, monitor = run.config, run.engine, run.monitor
+    config, engine, timer = run.config, run.engine, run.engine.timer
     fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.batches.batches_per_epoch
     assert config.batch_size != "auto"
     read_every = 1 if fabric.device.type == "cpu" else settings.log_every  # reading a value waits for an accelerator
@@ -73,17 +75,20 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         begin(run, folder, progress)
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
             run.export(about | engine.position())
+        timer.restart()
         if is_evaluated(run, engine.step):  # killed between a checkpoint and its evaluation
             if folder is not None and not was_evaluated(folder, engine.step):
-                evaluate(monitor, engine.step, logger, progress)
+                evaluate(run, logger, progress)
             fabric.barrier()
 
         reason: str | None = None
         while engine.step < engine.steps and reason is None:
             engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
+            timer.start("data")
             for views, _ in engine.loader:
                 loss, lr = engine.take_step(views)
+                timer.start("other")
                 step = engine.step
                 reason = stopping.stop_reason(step)
                 engine.cpu_seconds += time.process_time() - began
@@ -94,7 +99,8 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                     engine.check_finite(weights=save)
                 # Stopping adds neither line nor evaluation: the resumed run logs what an uninterrupted one does.
                 if step % settings.log_every == 0 or step % epoch_steps == 0:
-                    logger.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr})
+                    logged = {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr}
+                    logger.log(step, logged | timer.log())
                 if folder is not None and save:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
@@ -103,13 +109,16 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                     folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
                 if is_evaluated(run, step):  # after saving: a failure costs nothing
                     if folder is not None:
-                        evaluate(monitor, step, logger, progress)
+                        evaluate(run, logger, progress)
                     fabric.barrier()
                 began = time.process_time()
+                timer.start("data")
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume continues from here.")
                     break
 
+        if description := describe(timer.seconds(wait=True)):
+            progress.say(f"Time: {description}.")
         if folder is not None and engine.step == engine.steps:
             folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
             progress.say(f"Done: {config.out}/encoder.safetensors")
@@ -148,14 +157,16 @@ def was_evaluated(folder: RunDirectory, step: int) -> bool:
     return any(record["step"] == step and "loss" not in record for record in read_metrics(folder.path))
 
 
-def evaluate(monitor: Monitor, step: int, logger: MetricLogger, progress: Progress) -> None:
+def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
     """Evaluate the encoder and log the metrics. An evaluation that fails is reported, and training continues."""
+    step, timer = run.engine.step, run.engine.timer
+    timer.start("evaluation")
     try:
-        metrics, warning = monitor.evaluate()
+        metrics, warning = run.monitor.evaluate()
     except Exception as error:
         progress.warn(f"The evaluation after step {step} failed; training continues: {type(error).__name__}: {error}")
         return
-    logger.log(step, metrics)
+    logger.log(step, metrics | timer.log(wait=True))
     progress.update(step, 0, knn=metrics.get("knn"))
     if warning:
         progress.warn(warning)
@@ -190,6 +201,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.method: Method = unwrap(self.module)
+        self.timer = StepTimer(self.fabric.device)
         self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
 
     @property
@@ -208,10 +220,12 @@ class Engine:
 
     def take_step(self, views: Views) -> tuple[Tensor, float]:
         """One optimizer step on this process's part of a batch; returns the loss and the learning rate."""
+        self.timer.start("forward")
         views = [self.to_device(view) for view in views]
         lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
         torch.manual_seed(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if there is any
         loss, targets = self.accumulate_gradient(views)
+        self.timer.start("update")
         self.finite &= torch.isfinite(loss)
         if self.settings.clip is not None:
             # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
@@ -237,7 +251,7 @@ class Engine:
                 self.module,
                 part,
                 self.draw_terms(part[0], group),
-                call=self.backward_by(share),
+                call=partial(self.go_backward, share=share),
                 no_sync=self.no_sync,
                 sync=number == len(parts) - 1,
             )
@@ -252,7 +266,7 @@ class Engine:
             views,
             self.draw_terms(views[0], self.fabric.global_rank),
             micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
-            call=self.fabric.backward,
+            call=partial(self.go_backward, then="backward"),  # the second forward pass included
             context=self.fabric.autocast,
         )
         return loss, [target]
@@ -264,9 +278,11 @@ class Engine:
             images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
         )
 
-    def backward_by(self, share: float) -> Callable[[Tensor], None]:
-        """Goes backward through this share of a loss."""
-        return lambda loss: self.fabric.backward(loss * share if share != 1 else loss)
+    def go_backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
+        """Go backward through this share of a loss; `then` is what the time after it counts for."""
+        self.timer.start("backward")
+        self.fabric.backward(loss * share if share != 1 else loss)
+        self.timer.start(then)
 
     def no_sync(self) -> AbstractContextManager[object]:
         """The context in which gradients do not cross processes."""
