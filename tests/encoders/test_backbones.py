@@ -472,7 +472,13 @@ def test_vits_of_timm_take_local_crops_and_compute_what_they_did() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["small-vit", "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "eva02_tiny_patch14_224", "cait_xxs24_224"],
+    [
+        "small-vit",
+        "vit_tiny_patch16_224",
+        "deit_tiny_distilled_patch16_224",
+        "eva02_tiny_patch14_224",
+        "cait_xxs24_224",
+    ],
 )
 def test_drop_path_is_the_online_networks(name: str) -> None:
     size = 32 if name == "small-vit" else 28 if "patch14" in name else 32
