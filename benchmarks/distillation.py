@@ -1,6 +1,6 @@
 """Distillation against SimCLR at equal compute: a small student of a larger teacher that mixview trained, CIFAR-10.
 
-    MIXVIEW_DATA=… python benchmarks/distillation.py [--epochs 24] [--seeds 3] [--teacher runs/teacher]
+    MIXVIEW_DATA=… python benchmarks/distillation.py [--epochs 24] [--teacher_epochs 128] [--seeds 3]
 
 The teacher is the backbone `small`, trained by MoCo v2 with half of the images mixed (the study `confirm`); the student
 has half its widths, a quarter of its parameters. It learns from 5,000 images of 16 pixels: by SimCLR in so many epochs,
@@ -30,7 +30,7 @@ COUNT, SIZE, BATCH = 5000, 16, 128
 COMMON = [*data_settings("cifar10", COUNT), "--size", str(SIZE), "--batch_size", str(BATCH)]
 COMMON += "--optimizer.lr 2e-3 --optimizer.weight_decay 0.01 --optimizer.warmup_epochs 2".split()
 TEACHER = "--method mocov2 --method.momentum 0.99 --method.queue_size 1024 --method.bn_splits 2".split()
-TEACHER += "--backbone small --objective bsim --mixing.prob 0.5 --epochs 128".split()
+TEACHER += "--backbone small --objective bsim --mixing.prob 0.5".split()
 SIMCLR = {"name": "simclr", "temperature": 0.2}
 
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=24, help="of SimCLR")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--teacher", type=Path, help="folder of its run, if there is one already")
+    parser.add_argument("--teacher_epochs", type=int, default=128)
     options = parser.parse_args()
     train, test = read("cifar10", "train", COUNT, SIZE), read("cifar10", "test", 5000, SIZE)
     linear: dict[str, list[float]] = {}
@@ -71,10 +71,10 @@ def main() -> None:
         print(f"{name:28} {knn:8.1%} {accuracy:8.1%}   {about}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
-        teacher = options.teacher or Path(folder) / "teacher"
-        about = "" if teacher.exists() else f"{pretrain([*COMMON, *TEACHER], teacher):.1f} min of a core"
+        teacher = Path(folder) / "teacher"
+        minutes = pretrain([*COMMON, *TEACHER, "--epochs", str(options.teacher_epochs)], teacher)
         print(f"{'CIFAR-10, 16 px':28} {'20-NN':>8} {'linear':>8}")
-        evaluate("teacher", load_encoder(teacher)[0], about)
+        evaluate("teacher", load_encoder(teacher)[0], f"{options.teacher_epochs} epochs, {minutes:.1f} min of a core")
         simclr = operations(SIMCLR, "sim")
         for seed in range(options.seeds):
             torch.manual_seed(seed)

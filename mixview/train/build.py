@@ -209,6 +209,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         stem=config.stem,
         weights=config.weights,
         zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
+        drop_path=config.drop_path,
     )
     for crop in sorted({view.size for view in policy} - {config.size}):
         backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)

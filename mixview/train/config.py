@@ -240,6 +240,9 @@ class PretrainConfig:
     of 4 or of 16 pixels."""
     zero_init: bool | None = None
     """Start every residual block of a ResNet as a shortcut; by default as published with the method."""
+    drop_path: Annotated[float, AtLeast(0), LessThan(1)] = 0.0
+    """Stochastic depth of a timm model or small-vit: probability that its last block is skipped, from 0 in the first
+    on. Momentum encoders skip none."""
     mixing: MixingConfig = field(default_factory=MixingConfig)
     """How views are mixed."""
 
