@@ -15,7 +15,7 @@ from mixview.data.sources.registry import open_dataset
 from mixview.encoders import loading as encoders
 from mixview.evaluate import paper
 from mixview.report.confusions import confuse
-from mixview.report.curves import follow
+from mixview.report.curves import follow, time_shares
 from mixview.report.derived import Mixtures
 from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
 from mixview.report.reproducing import command
@@ -291,6 +291,7 @@ def cost_of(run: ReportRun) -> dict[str, Any]:
         "steps": step,
         "speed": None if speed is None else float(f"{speed:.3g}"),
         "device": ", ".join(devices) or str(cpu.get("name") or "?"),
+        "parts": time_shares(run),
     }
 
 

@@ -55,6 +55,7 @@ MAY_CHANGE = frozenset(
         "out",
         "precision",
         "resume",
+        "profile",
         "monitor",
         "workers",
     }
@@ -286,6 +287,9 @@ class PretrainConfig:
     """How often the run logs, evaluates and saves."""
     max_time: str | Positive | None = None
     """Stop gracefully after this time: 45m, 1h30m, 2d."""
+    profile: Count | None = None
+    """Profile this many steps, such as 50: print what takes their time, and write trace.json.gz, a trace that
+    ui.perfetto.dev opens, to the run directory."""
     resume: bool = False
     """Resume the run in `out`, bit-exact; a larger `epochs` extends it."""
 
@@ -330,8 +334,8 @@ def from_plain(settings: Mapping[str, Any]) -> PretrainConfig:
 
 
 def to_plain(config: PretrainConfig) -> dict[str, Any]:
-    """The settings as plain values, for the run directory; whether a run was resumed is not one of them."""
-    values = {name: value for name, value in asdict(config).items() if name != "resume"}
+    """The settings as plain values, for the run directory: all but those of one session alone."""
+    values = {name: value for name, value in asdict(config).items() if name not in ("resume", "profile")}
     return values | {"method": {"name": config.method.name, **values["method"]}}
 
 

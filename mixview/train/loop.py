@@ -31,6 +31,7 @@ from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
+from mixview.train.profiler import StepProfiler
 from mixview.train.step_timer import Part, StepTimer, describe
 
 
@@ -69,6 +70,9 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         Progress(engine.steps, epoch_steps, start=engine.step, enabled=folder is not None) as progress,
         MetricLogger(folder, settings, engine.step) as logger,
         GracefulStop(fabric, seconds_of(config.max_time), every=read_every) as stopping,
+        StepProfiler(
+            Path(config.out) / "trace.json.gz", config.profile if folder else None, timer, fabric.device, progress.say
+        ) as profiler,
     ):
         for note in [*run.notes, *notes]:
             progress.say(note)
@@ -111,6 +115,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                     if folder is not None:
                         evaluate(run, logger, progress)
                     fabric.barrier()
+                profiler.step()
                 began = time.process_time()
                 timer.start("data")
                 if reason is not None:
