@@ -142,7 +142,7 @@ def draw_epochs(path: Path) -> None:
     axes.minorticks_off()
     axes.set_xlabel("epochs over 5,000 images")
     axes.set_ylabel("BSIM minus SIM, points")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
     save(figure, path)
 
 
