@@ -180,6 +180,21 @@ def suggest(hint: Any, value: object) -> str:
     return did_you_mean(value, choices) if isinstance(value, str) else ""
 
 
+def split_names(text: str | None, choices: Sequence[str], option: str) -> tuple[str, ...]:
+    """The names in `text`, separated by commas; raise if one is none of the choices.
+
+    Example:
+        >>> split_names("duplicates, outliers", ("duplicates", "outliers"), "--drop")
+        ('duplicates', 'outliers')
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+    for name in names:
+        if name not in choices:
+            hint = did_you_mean(name, choices)
+            raise ValueError(f"{option} takes {', '.join(choices)}, separated by commas, not {brief(name)}{hint}")
+    return names
+
+
 def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
     """ ": did you mean x?" for the choice that is most like a value, or nothing if none is."""
     close = difflib.get_close_matches(value[:MAX_SHOWN], choices, n=1, cutoff=cutoff)

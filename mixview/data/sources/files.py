@@ -395,6 +395,16 @@ class FileList(ImageFiles):
         )
 
 
+def file_path(source: Source, index: int) -> Path:
+    """Where an image of a source is on the disk; raise if it is not a file of its own."""
+    if isinstance(source, ImageFiles):
+        return source.path(index)
+    raise SourceError(
+        f"the images of a source of kind {source.kind} are not files of their own, which a list could name: give "
+        "--data a folder of images, or a list"
+    )
+
+
 def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
     """(path, label or None) of each line of a text file."""
     for line in lines:
@@ -404,7 +414,7 @@ def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
         name, _, label = line.rpartition("\t")
         if not name:
             name, _, label = line.rpartition(" ")
-            if not is_image_name(name):  # a path with a space in it, not a path and a label
+            if not is_image_name(name) or is_image_name(line):  # a path with a space in it, not a path and a label
                 name, label = line, ""
         yield name.strip(), label.strip() or None
 

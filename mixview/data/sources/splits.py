@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import Objects, Pixels, Source, SourceError
+from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError
 from mixview.data.sources.files import parse_lines
 
 Indices = npt.NDArray[np.int64]
@@ -70,6 +70,17 @@ class Subset(Source):
 
     def objects(self, index: int) -> Objects | None:
         return self.source.objects(self._own(index))
+
+    def segmentation(self) -> Source | None:
+        whole = self.source.segmentation()
+        if whole is None:
+            return None
+        names = {self.name(index) for index in range(len(self))}
+        indices = [index for index in range(len(whole)) if whole.name(index) in names]
+        return Subset(whole, np.array(indices)) if indices else None
+
+    def class_map(self, index: int) -> ClassMap:
+        return self.source.class_map(self._own(index))
 
     def _own(self, index: int) -> int:
         if not 0 <= index < len(self):
