@@ -247,6 +247,11 @@ COMMANDS: dict[str, Command | Group] = {
                 "mixview.experiments.command:show",
                 ("study show study", "study show study --trust_remote_code"),
             ),
+            "merge": Command(
+                "Merge the results of several machines.",
+                "mixview.experiments.command:merge_results",
+                ("study merge study", "study merge /mnt/shared/study"),
+            ),
             "list": Command(
                 "List the studies that come with mixview.", "mixview.experiments.command:list_studies", ("study list",)
             ),

@@ -5,6 +5,7 @@ from typing import Any
 
 from mixview.experiments import evaluations
 from mixview.experiments.definitions import AXES, hint
+from mixview.experiments.plan import check_plan
 from mixview.extensions import PROTOCOLS, is_import_path
 from mixview.io.terminal import printable
 from mixview.options import brief
@@ -21,7 +22,7 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
         name: the study's name, for the message.
         definition: its YAML, bases included.
     """
-    for key in ("about", "settings", *AXES, "evaluate"):
+    for key in ("about", "encoders", "settings", *AXES, "evaluate"):
         require(name, key, definition.get(key, {}), dict, "names, each with what it means")
     for axis in AXES:
         for value, content in definition.get(axis, {}).items():
@@ -43,9 +44,31 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
     for grid in grids:
         require(name, "a grid", grid, dict, "values by axis, such as {methods: [MoCo v2], objectives: [SIM, BSIM]}")
         for axis, values in grid.items():
+            if axis == "added":
+                require(name, "added", values, str, "a reason, such as asked for by a reviewer")
+                continue
             require(name, f"{axis} of a grid", values, list, "a list, such as [MoCo v2]")
+            for value in values:
+                if isinstance(value, dict):
+                    check_reference(name, axis, value)
         check_seeds(name, grid.get("seeds", [0]))
     check_baseline(name, definition)
+    if definition.get("match_compute", False) not in (True, False, "epochs"):
+        raise ValueError(
+            f"{name}: match_compute should be true, false or epochs, got {brief(definition['match_compute'])}"
+        )
+    check_plan(name, definition)
+
+
+def check_reference(name: str, axis: str, value: Mapping[str, Any]) -> None:
+    """A value that an earlier study chooses names that study."""
+    if axis not in ("variants", "objectives") or not isinstance(value.get("best_of"), str):
+        raise ValueError(
+            f"{name}: variants and objectives of a grid can be chosen by an earlier study, as {{best_of: tune}}; "
+            f"got {brief(value)} among the {axis}"
+        )
+    if unknown := sorted(set(value) - {"best_of", "data", "method", "columns"}):
+        raise ValueError(f"{name}: best_of has no {unknown[0]!r}: there are data, method and columns")
 
 
 def check_label(name: str, label: object) -> None:

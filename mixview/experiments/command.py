@@ -1,8 +1,12 @@
 """`mixview study …`: run or resume a study, show the results, list the studies that come with mixview."""
 
+import contextlib
+import itertools
 import os
+import re
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from mixview.experiments.results import Records, RunResult
     from mixview.experiments.spec import Study
 
+MACHINE = re.compile("[A-Za-z0-9][A-Za-z0-9.-]{0,50}")
 STUDY_FILE = "study.yaml"
 """The file in a study's folder with its YAML as of its last run."""
 
@@ -27,7 +32,10 @@ def run_study(
     max_time: str | None = None,
     keep_runs: bool = False,
     dry_run: bool = False,
+    measure: bool = False,
     seeds: list[int] | None = None,
+    only: str | None = None,
+    machine: str | None = None,
     trust_remote_code: bool = False,
 ) -> None:
     """Carry out the runs of a study that are not done yet, several at a time; then write tables and plots.
@@ -41,7 +49,12 @@ def run_study(
         max_time: stop gracefully after this time: 45m, 1h30m; the same command resumes.
         keep_runs: keep the run directories.
         dry_run: only list the runs, which of them are done, and the estimated cost of the rest.
+        measure: with dry_run: try a few steps and an evaluation of each kind of run that was not done yet, for an
+            estimate that is a good one.
         seeds: only these seeds of the study.
+        only: only runs whose names, as --dry-run lists them, contain this text: imagenette-moco-v2.
+        machine: a name for this machine, where several share the folder of results: each takes runs that no other has,
+            and writes a results-NAME.jsonl; `mixview study merge` makes one of them.
         trust_remote_code: import methods, mixers, protocols and backbones of your own that the study names. That runs
             their code.
 
@@ -50,26 +63,31 @@ def run_study(
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
-    from mixview.experiments import spec
+    from mixview.experiments import results, spec
     from mixview.experiments.runner import Runner, locked
     from mixview.io.atomic import atomic_write
     from mixview.runs.graceful_stop import seconds_of
 
     if data is not None:
         os.environ["MIXVIEW_DATA"] = str(data.resolve())
-    full_study = spec.read(study, trust_remote_code=trust_remote_code)
+    if machine is not None and not MACHINE.fullmatch(machine):
+        raise ValueError(f"--machine should be letters, digits, dots and dashes, got {machine!r}")
+    full_study = spec.read(study, results.read_all(out), trust_remote_code=trust_remote_code)
     chosen = full_study if seeds is None else only_seeds(full_study, seeds)
+    if only is not None:
+        chosen = replace(chosen, runs=tuple(run for run in chosen.runs if only in run.name))
     if dry_run:
-        list_runs(chosen, out)
+        list_runs(chosen, out, runs / full_study.name if measure else None)
         return
     limit = seconds_of(max_time)
     folder = out / full_study.name
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+    with locked(folder) if machine is None else contextlib.nullcontext():
         with atomic_write(folder / STUDY_FILE) as file:
             file.write(yaml.safe_dump(full_study.definition, sort_keys=False, allow_unicode=True).encode())
         try:
-            complete = Runner(chosen, out, runs, cores, keep_runs, limit, trust_remote_code).run()
+            runner = Runner(chosen, out, runs, cores, keep_runs, limit, trust_remote_code, machine)
+            complete = runner.run() and not chosen.waiting
         finally:
             _, page = write_report(out, trusted=[full_study.name] if trust_remote_code else [])
     say(f"{'complete' if complete else 'not complete yet: the same command resumes'}; wrote {page}")
@@ -77,25 +95,37 @@ def run_study(
 
 def only_seeds(study: "Study", seeds: list[int]) -> "Study":
     """The study with the runs of these seeds alone."""
-    from dataclasses import replace
-
     available = {run.seed for run in study.runs}
     if unknown := sorted(set(seeds) - available):
         raise ValueError(f"{study.name} has no seed {unknown[0]}: it has {', '.join(map(str, sorted(available)))}")
     return replace(study, runs=tuple(run for run in study.runs if run.seed in seeds))
 
 
-def list_runs(study: "Study", out: Path) -> None:
-    """Print every run, whether it is done, and its cost."""
+def list_runs(study: "Study", out: Path, place: Path | None = None) -> None:
+    """Print every run, whether it is done, and its cost.
+
+    Args:
+        study: the study.
+        out: the folder of results.
+        place: a folder for runs that are only measured; by default, none are.
+    """
     from rich.console import Console
     from rich.table import Table
 
     from mixview.experiments import results
     from mixview.experiments.cost import Estimate
+    from mixview.experiments.cost import measure as measure_run
+    from mixview.experiments.runner import Runner
     from mixview.runs.progress import duration
 
-    done = results.match(study.runs, results.read_all(out))
-    estimate = Estimate(study.runs, done)
+    records = results.read_all(out)
+    done = results.match(study.runs, records)
+    estimate = Estimate(study.runs, done, itertools.chain.from_iterable(records.values()))
+    for run in study.runs:
+        if place is not None and run.name not in done and not estimate.knows(run):
+            measured = measure_run(run, place, Runner.command)
+            if measured is not None:
+                estimate.own.learn(measured)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("run", overflow="fold")  # names differ at their ends: they are never cut off
     for head in ("epochs", "passes with, without gradient", "core time"):
@@ -107,6 +137,8 @@ def list_runs(study: "Study", out: Path) -> None:
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [run for run in study.runs if run.name not in done]
     say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of core time left")
+    for part in study.waiting:
+        say(f"waits for {part}")
 
 
 def show(folder: Path, trust_remote_code: bool = False) -> None:
@@ -133,6 +165,29 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
     else:
         say(text)
     say(f"wrote {written} and {page}")
+
+
+def merge_results(folder: Path) -> None:
+    """Move the results of all machines that shared a folder of studies to the one file of each study.
+
+    Do so when none of them runs any more.
+
+    Args:
+        folder: the --out of the studies.
+
+    Example:
+        >>> merge_results(Path("study"))  # doctest: +SKIP
+    """
+    import shutil
+
+    from mixview.experiments import results
+    from mixview.experiments.runner import CLAIMS
+
+    for path in sorted(path.parent for path in folder.glob(f"*/{STUDY_FILE}")):
+        count = results.merge(path)
+        shutil.rmtree(path / CLAIMS, ignore_errors=True)
+        if count:
+            say(f"{path.name}: {count} results merged")
 
 
 def list_studies() -> None:
@@ -201,7 +256,7 @@ def report_of(
 
     definition = parse_yaml(read_text(folder / STUDY_FILE), STUDY_FILE)
     require_consent(definition, f"the study {folder.name}", trust_remote_code)
-    study = spec.expand(folder.name, definition)
+    study = spec.expand(folder.name, definition, records)
     matched = results.match(study.runs, records)
     parts = [
         tables.render(study, matched),

@@ -1,14 +1,21 @@
 """Estimates of how long the runs of a study take: by their passes and sizes, corrected by those that are done."""
 
+import json
+import math
+import shutil
+import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import parse_range
-from mixview.experiments.results import RunResult
-from mixview.experiments.spec import StudyRun
+from mixview.experiments.results import RunResult, read
+from mixview.experiments.spec import StudyRun, to_json
 
 DEFAULT_PASS_SECONDS = 7.5e-7
 """Core seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
@@ -19,30 +26,85 @@ DEFAULT_EVALUATION_SECONDS = 30.0
 DEFAULT_IMAGES = 5000.0
 """Training images where the number is unknown."""
 
+MEASURED_STEPS = 150
+"""Steps that are tried: enough that those which are slow because they are the first do not matter."""
+
+MEASURED = "measured"
+"""What stands in the place of a study for runs that are only measured."""
+
+KIND = (
+    "backbone", "stem", "size", "channels", "data", "augment", "method.name", "method.symmetric", "objective",
+    "mixing.anchors", "batch_size", "encoder",
+)  # fmt: skip
+"""Settings that decide what a pass of an image costs, the most important first."""
+
+DEFAULTS = {"stem": "auto", "channels": 3, "mixing.anchors": "all"}
+"""Settings that results do not have that are older than they."""
+
+
+class Rates:
+    """Seconds by kind, and what is the nearest kind where one was not measured.
+
+    A kind is a tuple whose first parts are the most important: of a kind that was not measured, those that agree in
+    most of its first parts are the nearest.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], list[float]] = {}
+
+    def learn(self, kind: tuple[Any, ...], value: float) -> None:
+        for length in range(len(kind) + 1):
+            self.values.setdefault(kind[:length], []).append(value)
+
+    def of(self, kind: tuple[Any, ...], otherwise: float) -> float:
+        for length in range(len(kind), -1, -1):
+            if values := self.values.get(kind[:length]):
+                return sum(values) / len(values)
+        return otherwise
+
+    def has(self, kind: tuple[Any, ...]) -> bool:
+        return kind in self.values
+
+
+class Costs:
+    """Rates of training, in seconds per image and pass, and of evaluation, in seconds per run."""
+
+    def __init__(self) -> None:
+        self.training, self.evaluation = Rates(), Rates()
+
+    def learn(self, result: RunResult) -> None:
+        """Learn what a result cost."""
+        training, evaluation = kinds_of(result.settings, result.eval_data, result.evaluate)
+        self.evaluation.learn(evaluation, result.evaluation_seconds)
+        if result.work:
+            self.training.learn(training, result.cpu_seconds / result.work)
+
 
 class Estimate:
-    """Learns from every finished run: seconds per unit of work, separately for training and evaluation.
+    """Learns from every finished run what a run of its kind costs.
 
     Args:
         runs: all runs of the study.
         done: the results that there are, by the name of their run.
+        others: results of other studies, which count where this one has none of a kind.
     """
 
-    def __init__(self, runs: Iterable[StudyRun], done: Mapping[str, RunResult]) -> None:
-        self.training_seconds, self.training_work = 0.0, 0.0
-        self.evaluation_seconds: list[float] = []
+    def __init__(
+        self, runs: Iterable[StudyRun], done: Mapping[str, RunResult], others: Iterable[RunResult] = ()
+    ) -> None:
+        self.own, self.foreign = Costs(), Costs()
         self.images: dict[str, float] = {}  # per epoch, by dataset and variant
+        for result in others:
+            self.foreign.learn(result)
         for run in runs:
             if run.name in done:
                 self.learn(run, done[run.name])
 
     def learn(self, run: StudyRun, result: RunResult) -> None:
         """Take a result into account."""
-        self.evaluation_seconds.append(result.evaluation_seconds)
         if result.work:
             self.images[run.data + run.variant] = result.images_seen / run.epochs
-            self.training_seconds += result.cpu_seconds
-            self.training_work += self.work(run)
+        self.own.learn(result)
 
     def images_seen(self, run: StudyRun) -> float:
         """Images over all epochs."""
@@ -53,16 +115,71 @@ class Estimate:
             images = self.images[run.data + run.variant] = images_of(run)
         return run.epochs * images
 
-    def work(self, run: StudyRun) -> float:
-        """Forward passes times pixels, in total."""
-        return 0.0 if run.encoder else run.passes.work * self.images_seen(run) * (run.pretraining.size or 32) ** 2
+    def knows(self, run: StudyRun) -> bool:
+        """Whether a run that costs as much per image was done."""
+        training, evaluation = kinds_of(run.resolved, run.eval_data, run.evaluate)
+        known = (self.own, self.foreign)
+        trained = run.encoder is not None or any(costs.training.has(training) for costs in known)
+        return trained and any(costs.evaluation.has(evaluation) for costs in known)
 
     def seconds(self, runs: Iterable[StudyRun]) -> float:
-        """Core time of these runs."""
-        rate = self.training_seconds / self.training_work if self.training_work else DEFAULT_PASS_SECONDS
-        measured = self.evaluation_seconds
-        evaluation = sum(measured) / len(measured) if measured else DEFAULT_EVALUATION_SECONDS
-        return sum(evaluation + rate * self.work(run) for run in runs)
+        """Core time of these runs. Those that share an encoder train it once."""
+        total = 0.0
+        trained: set[str] = set()
+        for run in runs:
+            training, evaluation = kinds_of(run.resolved, run.eval_data, run.evaluate)
+            total += rate_of(evaluation, self.own.evaluation, self.foreign.evaluation, DEFAULT_EVALUATION_SECONDS)
+            if run.encoder is None and run.encoder_key not in trained:
+                trained.add(run.encoder_key)
+                guess = DEFAULT_PASS_SECONDS * (run.pretraining.size or 32) ** 2
+                rate = rate_of(training, self.own.training, self.foreign.training, guess)
+                total += rate * run.passes.work * self.images_seen(run)
+        return total
+
+
+def rate_of(kind: tuple[Any, ...], own: Rates, foreign: Rates, guess: float) -> float:
+    """The rate of a kind: where it was measured by this study or another; else of the nearest kind; else a guess."""
+    if foreign.has(kind) and not own.has(kind):
+        return foreign.of(kind, guess)
+    return own.of(kind, foreign.of(kind, guess))
+
+
+def kinds_of(
+    settings: Mapping[str, Any], eval_data: Mapping[str, Any], columns: Mapping[str, Mapping[str, Any]]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What runs have in common whose images cost the same to train on, and those that cost the same to evaluate."""
+    training = tuple(settings.get(name, DEFAULTS.get(name)) for name in KIND)
+    evaluation = (
+        json.dumps([dict(sorted(column.items())) for column in columns.values()]),
+        json.dumps(eval_data, sort_keys=True),
+        *training[:4],
+        settings.get("encoder"),
+    )
+    return training, evaluation
+
+
+def measure(run: StudyRun, place: Path, command: Sequence[str]) -> RunResult | None:
+    """The result of a run that makes a few steps and is evaluated; None if it fails, as the run itself will, too.
+
+    Args:
+        run: what is measured.
+        place: the folder of the runs of its study.
+        command: the command that carries out runs (see `mixview.experiments.runner.Runner`).
+    """
+    short = replace(run, study=MEASURED, plan="")
+    if run.encoder is None:
+        steps = max(1.0, images_of(run) / int(run.pretraining.batch_size))
+        optimizer = {**run.settings.get("optimizer", {}), "warmup_epochs": 0}
+        epochs = min(run.epochs, math.ceil(MEASURED_STEPS / steps))
+        short = replace(short, settings=run.settings | {"epochs": epochs, "optimizer": optimizer})
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        description, results_file = Path(folder, "run.json"), Path(folder, "results.jsonl")
+        description.write_text(to_json([short]), encoding="utf-8")
+        files = (description, place / f"{MEASURED}-{Path(folder).name}", results_file)
+        subprocess.run([*command, *map(str, files)], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        shutil.rmtree(files[1], ignore_errors=True)
+        return next(iter(read(results_file, [])), None)
 
 
 class Pace:

@@ -11,7 +11,7 @@ from mixview.options import brief, did_you_mean
 from mixview.recipes import merge
 
 AXES = ("data", "methods", "variants", "objectives")
-KEYS = ("about", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
+KEYS = ("about", "plan", "encoders", "settings", *AXES, "seeds", "evaluate", "grids", "baseline", "match_compute")
 
 
 def names() -> list[str]:

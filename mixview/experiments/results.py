@@ -82,6 +82,10 @@ class RunResult:
     """What it was trained on: fingerprint, count."""
     versions: dict[str, Any] = field(default_factory=dict)
     cpu: str = ""
+    plan: str = ""
+    """The hash of the plan that its study had, if there was one."""
+    began: str = ""
+    """When its training began, or its evaluation if nothing was trained."""
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -103,15 +107,15 @@ Records = Mapping[str, list[RunResult]]
 """Results by study."""
 
 
-def path_of(study: str, out: Path) -> Path:
-    """The file with the results of a study."""
-    return out / study / FILE
+def path_of(study: str, out: Path, machine: str | None = None) -> Path:
+    """The file with the results of a study, or with those of one of several machines that run it."""
+    return out / study / (FILE if machine is None else f"results-{machine}.jsonl")
 
 
-def check_writable(study: str, out: Path) -> None:
+def check_writable(path: Path) -> None:
     """Raise OSError if results cannot be appended: better now than after hours of training."""
-    path_of(study, out).parent.mkdir(parents=True, exist_ok=True)
-    open_regular(path_of(study, out), "a").close()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    open_regular(path, "a").close()
 
 
 def append(result: RunResult, path: Path) -> None:
@@ -186,7 +190,33 @@ def read_all(out: Path, faults: dict[str, list[str]] | None = None) -> Records:
     """
     faults = {} if faults is None else faults
     folders = sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else []
-    return {folder.name: read(folder / FILE, faults.setdefault(folder.name, [])) for folder in folders}
+    return {folder.name: read_study(folder, faults.setdefault(folder.name, [])) for folder in folders}
+
+
+def read_study(folder: Path, faults: list[str]) -> list[RunResult]:
+    """The results in the folder of a study, oldest first: those of all machines that share it."""
+    results = read(folder / FILE, faults)
+    machines = sorted(folder.glob("results-*.jsonl"))
+    if machines:
+        results += [result for path in machines for result in read(path, faults)]
+        results.sort(key=lambda result: result.made)
+    return results
+
+
+def merge(folder: Path) -> int:
+    """Move the results of all machines in the folder of a study to its one file; returns how many were new."""
+    faults: list[str] = []
+    known = {(result.identity, result.made) for result in read(folder / FILE, faults)}
+    paths = sorted(folder.glob("results-*.jsonl"))
+    results = [result for path in paths for result in read(path, faults)]
+    if faults:
+        raise ValueError(f"{faults[0]}: mend or remove this line first, for nothing may be lost")
+    new = [result for result in results if (result.identity, result.made) not in known]
+    for result in sorted(new, key=lambda result: result.made):
+        append(result, folder / FILE)
+    for path in paths:
+        path.unlink()
+    return len(new)
 
 
 def match(runs: Iterable[StudyRun], records: Records) -> dict[str, RunResult]:

@@ -1,14 +1,15 @@
-"""One run of a study, in a process of its own: pretrain or resume, evaluate, append the result.
+"""Runs of a study that share an encoder, in a process of their own: pretrain or resume, evaluate, append the results.
 
-python -m mixview.experiments.run [--trust_remote_code] RUN.json RUN_FOLDER RESULTS.jsonl
+python -m mixview.experiments.run [--trust_remote_code] RUNS.json RUN_FOLDER RESULTS.jsonl
 """
 
 import dataclasses
-import json
 import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ import torch
 
 from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.experiments import evaluations, results
-from mixview.experiments.passes import Passes
-from mixview.experiments.spec import StudyRun
+from mixview.experiments.spec import ENCODER, StudyRun, from_json
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
 from mixview.io.run_folders import is_run
 from mixview.runs.launching import exit_when_orphaned
-from mixview.runs.run_directory import RunDirectory, describe_environment, plain, read_metrics
+from mixview.runs.run_directory import RunDirectory, describe_environment, lock_exclusively, plain, read_metrics
 from mixview.train import pretraining
 
 INTERRUPTED = 75
@@ -40,36 +40,71 @@ COLLAPSE_METRICS = ("std", "effective_rank", "alignment", "uniformity")
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the run that a file describes."""
+    """Carry out the runs that a file describes: train their encoder once, and evaluate it for each."""
     runner = os.environ.get(PARENT)
     exit_when_orphaned(parent=None if runner is None else int(runner))
     torch.set_num_threads(1)
     trust_remote_code = TRUST in arguments
     description, folder, result = (Path(each) for each in arguments if each != TRUST)
-    run = from_json(description.read_text(encoding="utf-8"))
-    require_consent([run.settings, run.evaluate], f"the run {description.name}", trust_remote_code)
-    if run.encoder is None and not pretrain(run, folder):
-        return INTERRUPTED
-    try:
-        results.append(evaluate(run, folder, trust_remote_code=trust_remote_code), result)
-    except TrainingStopped:
-        return INTERRUPTED
+    runs = from_json(description.read_text(encoding="utf-8"))
+    content = [[run.settings, run.evaluate, run.encoders] for run in runs]
+    require_consent(content, f"the run {description.name}", trust_remote_code)
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    if runs[0].encoder is None:
+        if not pretrain(runs[0], folder):
+            return INTERRUPTED
+        began = str(RunDirectory.open(folder).environment.get("started") or began)
+    made: list[results.RunResult] = []
+    for run in runs:
+        if results.match_one(run, {run.study: made}) is not None:  # another label for the same
+            continue
+        try:
+            made.append(evaluate(run, folder, trust_remote_code=trust_remote_code, began=began))
+        except TrainingStopped:
+            return INTERRUPTED
+        results.append(made[-1], result)
     return 0
 
 
-def to_json(run: StudyRun) -> str:
-    """A run for another process."""
-    return json.dumps(dataclasses.asdict(run))
+def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
+    """The run with the folders of the encoders that it begins with or learns from; None when stopped before.
+
+    Whoever needs one first trains it; the others wait for it.
+    """
+    folders = {}
+    for key, settings in run.encoders.items():
+        folder = place / f"encoder-{key}"
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / f"encoder-{key}.lock").open("a+b") as file:
+            while True:
+                try:
+                    lock_exclusively(file)
+                    break
+                except BlockingIOError:
+                    time.sleep(1)
+            first = dataclasses.replace(run, settings=settings, encoders={})
+            if not pretrain(first, folder):
+                return None
+        folders[f"{ENCODER}{key}"] = str(folder.resolve())
+    return dataclasses.replace(run, settings=fill_in(run.settings, folders), encoders={})
 
 
-def from_json(text: str) -> StudyRun:
-    """The run that `to_json` wrote."""
-    content = json.loads(text)
-    return StudyRun(**(content | {"passes": Passes(*content["passes"])}))
+def fill_in(settings: dict[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
+    """Settings with the folders of encoders in place of their keys."""
+    filled = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            filled[name] = fill_in(value, folders)
+        else:
+            filled[name] = folders.get(value, value) if isinstance(value, str) else value
+    return filled
 
 
 def pretrain(run: StudyRun, folder: Path) -> bool:
     """Train to the end, from where an earlier process left off; False when it was stopped before."""
+    if run.encoders:
+        ready = train_encoders(run, folder.parent)
+        return ready is not None and pretrain(ready, folder)
     if folder.exists() and not (is_run(folder) and has_settings_of(run, RunDirectory.open(folder).config)):
         shutil.rmtree(folder)  # killed before it was a run, or begun under other defaults
     if not (is_run(folder) and RunDirectory.open(folder).status.get("state") == "finished"):
@@ -89,7 +124,7 @@ def has_settings_of(run: StudyRun, config: dict[str, Any]) -> bool:
     )
 
 
-def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False) -> results.RunResult:
+def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False, began: str = "") -> results.RunResult:
     """Evaluate the encoder by every column of the run."""
     began = time.process_time()
     metrics: dict[str, float] = {}
@@ -127,6 +162,8 @@ def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False) ->
         settings=run.resolved,
         versions=environment["versions"],
         cpu=environment["cpu"]["name"],
+        plan=run.plan,
+        began=began,
         **({} if run.encoder is not None else training_record(folder)),
     )
 

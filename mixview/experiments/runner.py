@@ -1,15 +1,20 @@
-"""Run a study: several runs side by side, one core each, from where an earlier process left off."""
+"""Run a study: several runs side by side, one core each, from where an earlier process left off.
+
+What is carried out at once is an encoder: it is trained once, and evaluated for all runs of the study that differ only
+in their labels or columns.
+"""
 
 import contextlib
 import itertools
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,9 +24,10 @@ from rich.console import Console
 
 from mixview.data.cache import cache_folder
 from mixview.experiments import results
+from mixview.experiments.claims import Claims
 from mixview.experiments.cost import Estimate, Pace
-from mixview.experiments.run import INTERRUPTED, PARENT, TRUST, to_json
-from mixview.experiments.spec import Study, StudyRun
+from mixview.experiments.run import INTERRUPTED, PARENT, TRUST
+from mixview.experiments.spec import Study, StudyRun, to_json
 from mixview.io.terminal import plain
 from mixview.runs.progress import duration
 from mixview.runs.run_directory import lock_exclusively, read_status
@@ -30,18 +36,33 @@ STOP_TIMEOUT = 120.0
 """Seconds that a run has to stop gracefully; then it is killed, and resumes from its last checkpoint."""
 
 
+CLAIMS = "claims"
+"""The folder of a study that says which machine carries out what."""
+LOOK_EVERY = 10.0
+"""Seconds between two attempts to take over what other machines have claimed."""
+
+
 class StudyError(RuntimeError):
     """A study that cannot be run, or runs of it that failed."""
 
 
 @dataclass
 class Job:
-    """A run and its process."""
+    """Runs that share an encoder, and their process."""
 
-    run: StudyRun
+    runs: list[StudyRun]
     process: subprocess.Popen[bytes]
     log: Path
     began: float
+
+    @property
+    def run(self) -> StudyRun:
+        """The first of its runs."""
+        return self.runs[0]
+
+    @property
+    def name(self) -> str:
+        return self.run.encoder_name
 
 
 @dataclass
@@ -56,7 +77,9 @@ class Runner:
         keep_runs: do not remove run directories.
         seconds: stop gracefully after this time.
         trust_remote_code: let the processes import code that the study names.
-        command: the command that carries out a run, given its description, its run directory, and the file of results.
+        machine: the name of this machine, where several share `out`: each run is carried out by one of them.
+        command: the command that carries out runs, given their description, their run directory, and the file of
+            results.
     """
 
     study: Study
@@ -66,6 +89,7 @@ class Runner:
     keep_runs: bool = False
     seconds: float | None = None
     trust_remote_code: bool = False
+    machine: str | None = None
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "mixview.experiments.run")
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
@@ -73,25 +97,34 @@ class Runner:
         if self.cores < 1:
             raise ValueError(f"cores must be at least 1, got {self.cores}")
         self.stop_reason: str | None = None
+        self.next_look = 0.0
         self.failed: dict[str, str] = {}
+        self.place = self.runs / self.study.name
+        self.results_file = results.path_of(self.study.name, self.out, self.machine)
+        folder = self.out / self.study.name / CLAIMS
+        # The lock of the folder of runs keeps out a second process of this name.
+        self.claims = (
+            None if self.machine is None else Claims(folder, f"{platform.node()} {self.machine} {self.place.resolve()}")
+        )
 
     def run(self) -> bool:
         """Carry out the runs that are not done yet. Returns whether the study is complete; raises if runs failed."""
-        with locked(self.runs / self.study.name), self.handle_signals():
-            results.check_writable(self.study.name, self.out)
+        with locked(self.place), self.handle_signals(), self.claims or contextlib.nullcontext():
+            results.check_writable(self.results_file)
             faults: dict[str, list[str]] = {}
-            done = results.match(self.study.runs, results.read_all(self.out, faults))
+            records = results.read_all(self.out, faults)
+            done = results.match(self.study.runs, records)
             for fault in itertools.chain.from_iterable(faults.values()):
                 self.say(f"left out: {fault}")
             todo = [run for run in self.study.runs if run.name not in done]
-            estimate = Estimate(self.study.runs, done)
+            estimate = Estimate(self.study.runs, done, itertools.chain.from_iterable(records.values()))
             left = estimate.seconds(todo)
             self.say(
                 f"{self.study.name}: {len(self.study.runs)} runs, {len(done)} done; "
                 f"about {duration(left)} of core time left, {duration(left / self.cores)} on {self.cores} cores."
             )
             if todo:
-                self.run_all(todo, estimate)
+                self.run_all(group_by_encoder(todo), estimate)
         if self.failed:
             name, log = next(iter(self.failed.items()))
             raise StudyError(
@@ -100,11 +133,11 @@ class Runner:
             )
         return len(results.match(self.study.runs, results.read_all(self.out))) == len(self.study.runs)
 
-    def run_all(self, todo: list[StudyRun], estimate: Estimate) -> None:
-        """Keep `cores` runs running until there are none left, or it is time to stop."""
+    def run_all(self, todo: list[list[StudyRun]], estimate: Estimate) -> None:
+        """Keep `cores` encoders in work until there are none left, or it is time to stop."""
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
         waiting, running, pace = list(todo), list[Job](), Pace()
-        with self.bar(estimate.seconds(todo)) as show:
+        with self.bar(estimate.seconds(itertools.chain(*todo))) as show:
             try:
                 while waiting or running:
                     if deadline is not None and time.monotonic() >= deadline:
@@ -112,16 +145,17 @@ class Runner:
                     if self.stop_reason:
                         self.say(f"Stopping for {self.stop_reason}; the same command resumes from here.")
                         return
-                    while waiting and len(running) < self.cores:
-                        run = waiting.pop(0)
-                        if results.find(run, self.out) is not None:  # another study has run it in the meantime
-                            continue
-                        running.append(self.start(run))
-                        pace.begin(run.name, self.share_done(run, estimate))
+                    for runs in self.next_of(waiting, self.cores - len(running)):
+                        running.append(self.start(runs))
+                        pace.begin(runs[0].encoder_name, self.share_done(runs, estimate))
                     for job in [job for job in running if job.process.poll() is not None]:
                         running.remove(job)
-                        pace.end(job.run.name, estimate.seconds([job.run]), job.process.returncode == 0)
+                        if self.lost(job) and job.process.returncode:
+                            waiting.append(job.runs)  # until the other has done it
+                        pace.end(job.name, estimate.seconds(job.runs), job.process.returncode == 0)
                         self.finish(job, estimate)
+                    for job in filter(self.lost, running):
+                        job.process.terminate()
                     show(
                         len(todo) - len(waiting) - len(running),
                         len(todo),
@@ -131,35 +165,60 @@ class Runner:
             finally:
                 self.stop(running, estimate)
 
+    def lost(self, job: Job) -> bool:
+        """Whether another machine has taken over a job, because this one gave no sign of life for too long."""
+        return self.claims is not None and self.claims.is_lost(job.name)
+
+    def next_of(self, waiting: list[list[StudyRun]], count: int) -> Iterator[list[StudyRun]]:
+        """Up to so many of the waiting encoders that can be begun now, taken from the list and claimed."""
+        if count < 1 or (self.claims is not None and time.monotonic() < self.next_look):
+            return
+        for runs in list(waiting):
+            if count < 1:
+                return
+            name = runs[0].encoder_name
+            if self.claims is not None and not self.claims.take(name):
+                continue  # another machine is at it
+            waiting.remove(runs)
+            done = results.match(runs, results.read_all(self.out))  # by another machine or study, in the meantime
+            left = [run for run in runs if run.name not in done]
+            if left:
+                count -= 1
+                yield left
+            elif self.claims is not None:
+                self.claims.release(name)
+        self.next_look = time.monotonic() + LOOK_EVERY  # what is left is others': they finish it, or die
+
     def time_left(
-        self, waiting: list[StudyRun], running: list[Job], estimate: Estimate, pace: Pace
+        self, waiting: list[list[StudyRun]], running: list[Job], estimate: Estimate, pace: Pace
     ) -> tuple[float, float]:
         """Seconds of core time and of wall-clock time that are left."""
-        seconds = {job.run.name: estimate.seconds([job.run]) for job in running}
-        shares = {job.run.name: self.share_done(job.run, estimate) for job in running}
-        left = estimate.seconds(waiting) + sum((1 - shares[name]) * seconds[name] for name in seconds)
+        seconds = {job.name: estimate.seconds(job.runs) for job in running}
+        shares = {job.name: self.share_done(job.runs, estimate) for job in running}
+        left = estimate.seconds(itertools.chain(*waiting)) + sum((1 - shares[name]) * seconds[name] for name in seconds)
         return left, left * pace.slowdown(shares, seconds) / self.cores
 
-    def share_done(self, run: StudyRun, estimate: Estimate) -> float:
-        """The share of a run's training that is in its last checkpoint, 0 to 1."""
-        step = read_status(self.runs / self.study.name / run.name).get("step", 0)
+    def share_done(self, runs: list[StudyRun], estimate: Estimate) -> float:
+        """The share of a training that is in its last checkpoint, 0 to 1."""
+        run = runs[0]
+        step = read_status(self.place / run.encoder_name).get("step", 0)
         seen = estimate.images_seen(run)
         return min(1.0, step * int(run.pretraining.batch_size) / seen) if seen else 0.0
 
-    def start(self, run: StudyRun) -> Job:
-        """Start a run as a process of its own."""
-        place = self.runs / self.study.name
+    def start(self, runs: list[StudyRun]) -> Job:
+        """Start runs that share an encoder as a process of its own."""
+        place, name = self.place, runs[0].encoder_name
         place.mkdir(parents=True, exist_ok=True)
-        description, log = place / f"{run.name}.json", place / f"{run.name}.log"
-        description.write_text(to_json(run), encoding="utf-8")
-        files = (description, place / run.name, results.path_of(self.study.name, self.out))
+        description, log = place / f"{name}.json", place / f"{name}.log"
+        description.write_text(to_json(runs), encoding="utf-8")
+        files = (description, place / name, self.results_file)
         command = [*self.command, *([TRUST] if self.trust_remote_code else []), *map(str, files)]
         one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
         # Features of one run are of no use to another; compiled kernels are.
         kernels = os.environ.get("NUMBA_CACHE_DIR") or str(cache_folder("numba"))
         # Not on Windows, where the interpreter of a virtual environment stands between the two.
         runner = {PARENT: str(os.getpid())} if os.name == "posix" else {}
-        caches = {"MIXVIEW_CACHE": str((place / f"{run.name}.cache").resolve()), "NUMBA_CACHE_DIR": kernels}
+        caches = {"MIXVIEW_CACHE": str((place / f"{name}.cache").resolve()), "NUMBA_CACHE_DIR": kernels}
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -169,25 +228,29 @@ class Runner:
                 env=os.environ | one | caches | runner,
                 start_new_session=True,  # Ctrl-C is for the study, which stops its runs gracefully
             )
-        return Job(run, process, log, time.monotonic())
+        return Job(runs, process, log, time.monotonic())
 
     def finish(self, job: Job, estimate: Estimate) -> None:
-        """Record the end of a run's process."""
-        place, code = self.runs / self.study.name, job.process.returncode
-        result = results.find(job.run, self.out) if code == 0 else None
-        if result is None:
+        """Record the end of a process."""
+        code = job.process.returncode
+        done = results.match(job.runs, results.read_all(self.out)) if code == 0 else {}
+        if self.claims is not None:
+            self.claims.release(job.name)
+        if len(done) < len(job.runs):
             if code != INTERRUPTED and not self.stop_reason:
                 self.failed[job.run.name] = str(job.log)
                 self.say(f"failed: {job.run.name}: {last_line(job.log)}")
             return
-        estimate.learn(job.run, result)
         if not self.keep_runs:
-            shutil.rmtree(place / job.run.name, ignore_errors=True)
+            shutil.rmtree(self.place / job.name, ignore_errors=True)
             job.log.unlink(missing_ok=True)
-        shutil.rmtree(place / f"{job.run.name}.cache", ignore_errors=True)
-        (place / f"{job.run.name}.json").unlink(missing_ok=True)
-        metrics = ", ".join(f"{column} {value:.1f}" for column, value in result.metrics.items())
-        self.say(f"{job.run.name}: {metrics} ({duration(time.monotonic() - job.began)})")
+        shutil.rmtree(self.place / f"{job.name}.cache", ignore_errors=True)
+        (self.place / f"{job.name}.json").unlink(missing_ok=True)
+        for run in job.runs:
+            result = done[run.name]
+            estimate.learn(run, result)
+            metrics = ", ".join(f"{column} {value:.1f}" for column, value in result.metrics.items())
+            self.say(f"{run.name}: {metrics} ({duration(time.monotonic() - job.began)})")
 
     def stop(self, running: list[Job], estimate: Estimate) -> None:
         """Stop the running processes gracefully, and wait for them."""
@@ -250,6 +313,14 @@ class Runner:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def group_by_encoder(runs: Iterable[StudyRun]) -> list[list[StudyRun]]:
+    """Runs that share an encoder together, in the order of the first of each."""
+    groups: dict[str, list[StudyRun]] = {}
+    for run in runs:
+        groups.setdefault(run.encoder_name, []).append(run)
+    return list(groups.values())
 
 
 @contextlib.contextmanager

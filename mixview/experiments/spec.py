@@ -11,25 +11,39 @@
     grids: [{methods: [MoCo v2], objectives: [SIM, BSIM]}, …]   # seeds, too, if they differ
     baseline: SIM                             # what others of the same data, method and variant are compared with
     match_compute: true                       # add a baseline that is trained as much longer as the other costs more
+    encoders: {first: {epochs: 20}}           # encoders to begin with or to learn from: weights: "@first"
+    plan: {date: …, columns: [k-NN 20]}       # what was planned, and when: see `mixview.experiments.plan`
 
 Values of these axes lay their settings over each other in this order: settings, data, method, variant, objective. A
 value may also have `encoder: random` (or pixels): nothing is pretrained; and `evaluate`, which under data names the
 images to evaluate with, and elsewhere replaces the evaluations. A study may have a `base`, another one that it changes.
+
+With `match_compute: epochs` nothing is added: what costs more or less than the baseline is trained for fewer or more
+epochs, as many as cost what the baseline costs.
+
+A value of a grid may be chosen by the results of an earlier study: `variants: [{best_of: tune}]` is the variant that
+did best there, with the same data and method (or with those named: `{best_of: tune, data: CIFAR-10}`), by the mean of
+the columns. A second such value is the best of the rest. Until that part of the earlier study is complete, these runs
+wait.
+A grid with `added: REASON` came after the plan: its rows are marked so, and no result of them is confirmatory.
 """
 
 import copy
 import itertools
+import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from mixview.experiments.checks import check
 from mixview.experiments.definitions import AXES, hint, read_definition
 from mixview.experiments.evaluations import trains_network
 from mixview.experiments.passes import Passes, count_passes
+from mixview.experiments.plan import Plan, plan_hash
 from mixview.experiments.slugs import digest, slug
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
@@ -38,6 +52,11 @@ from mixview.recipes import merge
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, from_plain, to_plain
 
+if TYPE_CHECKING:
+    from mixview.experiments.results import Records
+
+ENCODER = "@"
+"""What a setting begins with that names an encoder of the study."""
 RUNTIME_SETTINGS = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings for where and how long a run works, which do not change its result."""
 UNTRAINED = Passes(0, 0)
@@ -72,6 +91,12 @@ class StudyRun:
     """Encoder passes per step."""
     is_matched_baseline: bool = False
     """A baseline that was added because it costs as much as another run."""
+    encoders: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings of the encoders that its settings name as @KEY, by key."""
+    plan: str = ""
+    """The hash of the plan of its study, if there is one."""
+    planned: bool = True
+    """Whether it was part of the study from the beginning."""
 
     @property
     def key(self) -> str:
@@ -83,6 +108,16 @@ class StudyRun:
     def name(self) -> str:
         """The name of its files: its labels, and the hash."""
         return f"{slug(self.data, self.method, self.variant, self.objective, f's{self.seed}')}-{self.key}"
+
+    @cached_property
+    def encoder_key(self) -> str:
+        """A hash of what decides its encoder: runs that differ in labels or in columns have it in common."""
+        return digest([self.resolved, self.settings.get("backbone"), self.encoder])
+
+    @property
+    def encoder_name(self) -> str:
+        """The name of the folder of its encoder, which runs may share."""
+        return f"s{self.seed}-{self.encoder_key}"
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -142,6 +177,14 @@ class Study:
     runs: tuple[StudyRun, ...]
     baseline: str | None = None
     about: dict[str, str] = field(default_factory=dict)
+    waiting: tuple[str, ...] = ()
+    """What cannot be run before an earlier study has chosen, and which."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """What was planned, if anything was."""
+        content = self.definition.get("plan")
+        return None if content is None else Plan(**content)
 
     @property
     def columns(self) -> list[str]:
@@ -149,11 +192,12 @@ class Study:
         return list(dict.fromkeys(column for run in self.runs for column in run.evaluate))
 
 
-def read(name: str, *, trust_remote_code: bool = False) -> Study:
+def read(name: str, records: "Records | None" = None, *, trust_remote_code: bool = False) -> Study:
     """The study of a name, or of a YAML file of the user's own.
 
     Args:
         name: the name, or the path.
+        records: the results that there are, by study: those of earlier studies choose values of this one.
         trust_remote_code: import the code that it names. That runs it.
 
     Example:
@@ -162,10 +206,10 @@ def read(name: str, *, trust_remote_code: bool = False) -> Study:
     """
     definition = read_definition(name)
     require_consent(definition, f"the study {name}", trust_remote_code)
-    return expand(Path(name).stem if name.endswith((".yaml", ".yml")) else name, definition)
+    return expand(Path(name).stem if name.endswith((".yaml", ".yml")) else name, definition, records)
 
 
-def expand(name: str, definition: dict[str, Any]) -> Study:
+def expand(name: str, definition: dict[str, Any], records: "Records | None" = None) -> Study:
     """The runs of a study: seed by seed, so that what is there early compares fairly."""
     check(name, definition)
     # YAML reads a value that is called 0.1 or 64 as a number.
@@ -173,43 +217,120 @@ def expand(name: str, definition: dict[str, Any]) -> Study:
         axis: {str(value): each for value, each in definition.get(axis, {}).items()} for axis in AXES
     }
     baseline = None if definition.get("baseline") is None else str(definition["baseline"])
+    plan = plan_hash(definition) if "plan" in definition else ""
+    encoders = {key: encoder_settings(definition, each) for key, each in definition.get("encoders", {}).items()}
+    choices = Choices(records or {})
     by_name: dict[str, StudyRun] = {}
     for grid in definition.get("grids", [{}]):
-        for values in combinations(name, definition, grid):
+        for values in combinations(name, definition, grid, choices):
             for seed in grid.get("seeds", definition.get("seeds", [0])):
-                run = make_run(name, definition, values, int(seed))
-                by_name.setdefault(run.name, run)
+                run = make_run(name, definition, values, int(seed), encoders)
+                by_name.setdefault(run.name, replace(run, plan=plan, planned="added" not in grid))
     runs = list(by_name.values())
-    if not runs:
+    if not runs and not choices.waiting:
         raise ValueError(f"the study {name} has no runs: give it grids, or methods and objectives")
     if baseline is not None:
-        runs = match_compute(runs, baseline, add=bool(definition.get("match_compute", False)))
+        runs = match_compute(runs, baseline, by=definition.get("match_compute", False))
     order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
     return Study(
-        name, definition, tuple(sorted(runs, key=lambda run: order[run.seed])), baseline, definition.get("about", {})
+        name,
+        definition,
+        tuple(sorted(runs, key=lambda run: order[run.seed])),
+        baseline,
+        definition.get("about", {}),
+        tuple(choices.waiting),
     )
 
 
-def combinations(name: str, definition: dict[str, Any], grid: dict[str, Any]) -> Iterator[dict[str, str]]:
+def encoder_settings(definition: dict[str, Any], content: dict[str, Any] | None) -> dict[str, Any]:
+    """The settings of an encoder that runs of the study begin with or learn from."""
+    settings: dict[str, Any] = copy.deepcopy(definition.get("settings", {}))
+    merge(settings, copy.deepcopy(content or {}))
+    return settings
+
+
+class Choices:
+    """The values that the results of earlier studies choose.
+
+    Args:
+        records: the results that there are, by study.
+    """
+
+    def __init__(self, records: "Records") -> None:
+        self.records = records
+        self.studies: dict[str, Study] = {}
+        self.waiting: dict[str, None] = {}
+
+    def best(self, axis: str, reference: Mapping[str, Any], data: str, method: str, taken: list[str]) -> str | None:
+        """The value of an axis that was best in an earlier study, beside those taken; None until it is complete."""
+        from mixview.experiments import results
+
+        name, data, method = reference["best_of"], reference.get("data", data), reference.get("method", method)
+        if name not in self.studies:
+            self.studies[name] = read(name, self.records)
+        study = self.studies[name]
+        runs = [run for run in study.runs if (run.data, run.method) == (data, method) and run.encoder is None]
+        done = results.match(runs, self.records)
+        if not runs or len(done) < len(runs):
+            self.waiting.setdefault(f"{name} ({data}, {method}: {len(done)} of {len(runs) or '?'} runs)")
+            return None
+        columns = reference.get("columns") or (study.plan.columns if study.plan else None) or study.columns
+        attribute = {"data": "data", "methods": "method", "variants": "variant", "objectives": "objective"}[axis]
+        scores: dict[str, list[float]] = {}
+        for run in runs:
+            value = getattr(run, attribute)
+            if value not in taken and not run.is_matched_baseline:
+                scores.setdefault(value, []).extend(done[run.name].metrics[column] for column in columns)
+        if not scores:
+            raise ValueError(f"{name} has nothing left to choose from for {data}, {method}")
+        return max(scores, key=lambda value: sum(scores[value]) / len(scores[value]))
+
+
+def combinations(
+    name: str, definition: dict[str, Any], grid: dict[str, Any], choices: Choices
+) -> Iterator[dict[str, str]]:
     """One value of each axis, in every combination that a grid has. By default no variant, and all of the rest."""
-    unknown = sorted(set(grid) - {*AXES, "seeds"})
+    unknown = sorted(set(grid) - {*AXES, "seeds", "added"})
     if unknown:
-        raise ValueError(f"a grid has no {unknown[0]!r}: there are {', '.join(AXES)} and seeds (in {name})")
-    chosen: list[list[str]] = []
+        raise ValueError(f"a grid has no {unknown[0]!r}: there are {', '.join(AXES)}, seeds and added (in {name})")
+    listed: list[list[Any]] = []
     for axis in AXES:
-        choices = list(definition[axis])
-        values = [str(value) for value in grid.get(axis, choices if axis != "variants" else [""])] or [""]
+        known = list(definition[axis])
+        given = grid.get(axis, known if axis != "variants" else [""]) or [""]
+        values = [value if isinstance(value, dict) else str(value) for value in given]
         for value in values:
-            if value and value not in choices:
-                raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint(value, choices)}")
-        chosen.append(values)
-    if math.prod(map(len, chosen)) > MAX_RUNS:
+            if isinstance(value, str) and value and value not in known:
+                raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint(value, known)}")
+        listed.append(values)
+    if math.prod(map(len, listed)) > MAX_RUNS:
         raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: give its grids fewer values")
-    for combination in itertools.product(*chosen):
-        yield dict(zip(AXES, combination, strict=True))
+    for data, method in itertools.product(*listed[:2]):
+        chosen = [
+            choose(axis, values, data, method, choices) for axis, values in zip(AXES[2:], listed[2:], strict=True)
+        ]
+        for variant, objective in itertools.product(*chosen):
+            yield dict(zip(AXES, (data, method, variant, objective), strict=True))
 
 
-def make_run(study: str, definition: dict[str, Any], values: dict[str, str], seed: int) -> StudyRun:
+def choose(axis: str, values: list[Any], data: str, method: str, choices: Choices) -> list[str]:
+    """Values of an axis, those that are chosen by name instead of their references; none while a choice is open."""
+    names = [value for value in values if isinstance(value, str)]
+    for reference in values:
+        if isinstance(reference, dict):
+            value = choices.best(axis, reference, data, method, names)
+            if value is None:
+                return []
+            names.append(value)
+    return names
+
+
+def make_run(
+    study: str,
+    definition: dict[str, Any],
+    values: dict[str, str],
+    seed: int,
+    encoders: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+) -> StudyRun:
     """The run of these values."""
     settings: dict[str, Any] = copy.deepcopy(definition.get("settings", {}))
     evaluate: dict[str, Any] = definition.get("evaluate", {})
@@ -225,6 +346,7 @@ def make_run(study: str, definition: dict[str, Any], values: dict[str, str], see
         encoder = content.pop("encoder", encoder)
         merge(settings, content)
     settings["seed"] = seed
+    used = name_encoders(study, settings, encoders)
     eval_data = {"data": settings.get("data")} | eval_data
     if encoder == "pixels":  # there is no network that could be trained
         evaluate = {column: each for column, each in evaluate.items() if not trains_network(each["protocol"])}
@@ -242,7 +364,28 @@ def make_run(study: str, definition: dict[str, Any], values: dict[str, str], see
         eval_data=eval_data,
         encoder=encoder,
         passes=UNTRAINED if encoder else passes_per_step(settings),
+        encoders={} if encoder else used,
     )
+
+
+def name_encoders(
+    study: str, settings: dict[str, Any], encoders: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Write @KEY, a hash of its settings, where settings have @NAME; returns the settings of each by key."""
+    used = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            used |= name_encoders(study, value, encoders)
+        elif isinstance(value, str) and value.startswith(ENCODER):
+            label = value.removeprefix(ENCODER)
+            if label not in encoders:
+                raise ValueError(
+                    f"the study {study} has no {brief(label)} among its encoders{hint(label, [*encoders])}"
+                )
+            key = digest(flat_settings(from_plain(copy.deepcopy(encoders[label]))))
+            settings[name] = ENCODER + key
+            used[key] = encoders[label]
+    return used
 
 
 def passes_per_step(settings: dict[str, Any]) -> Passes:
@@ -259,13 +402,14 @@ def passes_per_step(settings: dict[str, Any]) -> Passes:
 PASSES_CACHE: dict[str, Passes] = {}
 
 
-def match_compute(runs: list[StudyRun], baseline: str, *, add: bool) -> list[StudyRun]:
+def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> list[StudyRun]:
     """The runs, each with the name of the baseline that costs as much.
 
     Args:
         runs: the runs of the study.
         baseline: the objective of the baseline.
-        add: where there is none, add one that is trained for as long; otherwise such runs have no match.
+        by: where there is none, add one that is trained for as long (True), or train the run itself for as many
+            epochs as cost what the baseline costs ("epochs"); otherwise (False) such runs have no match.
     """
     baselines = {(*run.group, run.seed): run for run in runs if run.objective == baseline}
     matched: dict[str, StudyRun] = {}
@@ -276,10 +420,15 @@ def match_compute(runs: list[StudyRun], baseline: str, *, add: bool) -> list[Stu
             continue
         ratio = run.passes.work * run.epochs / (base.passes.work * base.epochs)
         epochs = max(1, round(base.epochs * ratio))
+        if by == "epochs":
+            own = max(1, round(run.epochs / ratio))
+            fitted = replace(run, matched=baseline, settings=run.settings | {"epochs": own})
+            matched.setdefault(fitted.name, fitted)
+            continue
         if epochs == base.epochs:
             matched.setdefault(run.name, replace(run, matched=baseline))
             continue
-        if not add:
+        if not by:
             matched.setdefault(run.name, run)
             continue
         name = f"{baseline} × {ratio:.3g}"
@@ -292,3 +441,13 @@ def match_compute(runs: list[StudyRun], baseline: str, *, add: bool) -> list[Stu
 def equally_expensive(run: StudyRun, other: StudyRun) -> bool:
     """Whether a pass costs the same in both, and an epoch has equally many."""
     return all(run.settings.get(name) == other.settings.get(name) for name in COST_SETTINGS)
+
+
+def to_json(runs: Sequence[StudyRun]) -> str:
+    """Runs for another process."""
+    return json.dumps([asdict(run) for run in runs])
+
+
+def from_json(text: str) -> list[StudyRun]:
+    """The runs that `to_json` wrote."""
+    return [StudyRun(**(content | {"passes": Passes(*content["passes"])})) for content in json.loads(text)]

@@ -30,6 +30,8 @@ class Difference(NamedTuple):
     high: float | None
     pairs: int
     """Number of seeds that both have."""
+    p: float | None = None
+    """The two-sided p-value of a mean of zero, by Student's t."""
 
     @property
     def significant(self) -> bool:
@@ -63,5 +65,24 @@ def compare(ours: Mapping[int, float], theirs: Mapping[int, float], level: float
     mean, std, count = summarize(pairs)
     if std is None:
         return Difference(mean, None, None, count)
-    half = float(student.ppf((1 + level) / 2, count - 1)) * std / count**0.5
-    return Difference(mean, mean - half, mean + half, count)
+    error = std / count**0.5
+    half = float(student.ppf((1 + level) / 2, count - 1)) * error
+    p = 2 * float(student.sf(abs(mean) / error, count - 1)) if error else float(mean == 0)
+    return Difference(mean, mean - half, mean + half, count, p)
+
+
+def adjust(p_values: Sequence[float], count: int, *, bonferroni: bool = False) -> list[float]:
+    """p-values corrected for multiple comparisons, by Holm's method or by Bonferroni's.
+
+    Args:
+        p_values: those that are known.
+        count: how many comparisons were planned; those that are not known yet count as 1.
+        bonferroni: multiply all by the count, which is simpler and finds less.
+    """
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    adjusted = [1.0] * len(p_values)
+    highest = 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, p_values[place] * (count if bonferroni else count - rank))
+        adjusted[place] = min(1.0, highest)
+    return adjusted

@@ -1,0 +1,265 @@
+"""What was planned before a study began, and what its results decide by that plan.
+
+    plan:
+      date: "2026-11-18T21:00:00+00:00"      # when it was written; its commit says the same
+      document: study/plan.md
+      hypotheses: [Mixing half of the pairs is ahead of SIM]
+      regimes: {few images: 1,000 images for 100 epochs}
+      budget: 24 core-hours
+      rule: The objective that is ahead in most columns, and never 0.5 points behind, becomes the default.
+      columns: [k-NN 20, linear, 10-shot]
+      confirmatory: true                     # its comparisons decide something: they get verdicts
+      correction: holm                       # or bonferroni, over all planned comparisons of a family
+      family: method                         # or study: what is corrected together
+      level: 0.95
+      margin: 0.5
+
+A comparison is one of a row and a column with the baseline of equal compute, over pairs of seeds. Every result has the
+hash of the plan under which it was measured. It is confirmatory only if that is the plan that the study has now, the
+run was part of it, and the run began after the plan's date.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from mixview.experiments.definitions import AXES, read_definition
+from mixview.experiments.slugs import digest
+from mixview.options import brief
+
+if TYPE_CHECKING:
+    from mixview.experiments.results import RunResult
+    from mixview.experiments.spec import Study, StudyRun
+    from mixview.experiments.stats import Difference
+    from mixview.experiments.tables import Row
+
+Correction = Literal["holm", "bonferroni"]
+Family = Literal["method", "study"]
+Verdict = Literal["ahead", "behind", "undecided", "open"]
+PLANNED, ADDED, CHANGED, YOUNGER = (
+    "planned",
+    "added later",
+    "another plan",
+    "older than the plan",
+)
+"""What a result is with regard to the plan: only the first can be confirmatory."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a study, in the form in which a program can follow it."""
+
+    date: str
+    """When it was written, with a time zone: results that began earlier are not confirmatory."""
+    document: str = ""
+    """Where it is explained."""
+    hypotheses: list[str] = field(default_factory=list)
+    regimes: dict[str, str] = field(default_factory=dict)
+    """What the datasets of the study stand for, by their label."""
+    budget: str = ""
+    rule: str = ""
+    """The rule in words."""
+    columns: list[str] = field(default_factory=list)
+    """The columns that decide."""
+    confirmatory: bool = False
+    """Whether its comparisons decide something."""
+    correction: Correction = "holm"
+    """How p-values are corrected for the number of planned comparisons."""
+    family: Family = "method"
+    """Comparisons that are corrected together: those of a method, or all of the study."""
+    level: float = 0.95
+    margin: float = 0.5
+    """Points that a default may be behind the baseline, in no column and no regime more."""
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromisoformat(self.date)
+
+
+def check_plan(name: str, definition: Mapping[str, Any]) -> None:
+    """Raise ValueError where the plan of a study is not of the form that this module describes."""
+    content = definition.get("plan")
+    if content is None:
+        return
+    if not isinstance(content, dict) or not isinstance(content.get("date"), str):
+        raise ValueError(f'{name}: a plan needs a date, such as date: "2026-11-18T21:00:00+00:00", in quotes')
+    known = [each.name for each in fields(Plan)]
+    for key in content:
+        if key not in known:
+            raise ValueError(f"{name}: a plan has no {brief(key)}: there are {', '.join(known)}")
+    plan = Plan(**content)
+    try:
+        zone = plan.time.tzinfo
+    except ValueError:
+        zone = None
+    if zone is None:
+        raise ValueError(f"{name}: the date of the plan should be a time with its zone, got {brief(plan.date)}")
+    for key, allowed in (("correction", get_args(Correction)), ("family", get_args(Family))):
+        if getattr(plan, key) not in allowed:
+            raise ValueError(f"{name}: {key} of the plan should be {' or '.join(allowed)}, got {content[key]!r}")
+    if not isinstance(plan.level, float) or not 0 < plan.level < 1:
+        raise ValueError(f"{name}: level of the plan should be between 0 and 1, got {brief(plan.level)}")
+    for column in plan.columns:
+        if column not in definition.get("evaluate", {}):
+            raise ValueError(f"{name}: the plan has a column {brief(column)} that the study does not evaluate")
+    if plan.confirmatory and (not plan.columns or definition.get("baseline") is None):
+        raise ValueError(f"{name}: a confirmatory plan needs columns, and the study a baseline")
+
+
+def plan_hash(definition: Mapping[str, Any]) -> str:
+    """A hash of all that was planned: the study without its description and without what was added later."""
+    grids = definition.get("grids", [{}])
+    planned = [grid for grid in grids if "added" not in grid]
+    content = {key: value for key, value in definition.items() if key not in ("about", "grids", *AXES)}
+    for axis in AXES:
+        added = {str(value) for grid in grids if "added" in grid for value in grid.get(axis, [])}
+        kept = {str(value) for grid in planned for value in grid.get(axis, definition.get(axis, {}))}
+        content[axis] = {
+            str(value): each for value, each in definition.get(axis, {}).items() if str(value) not in added - kept
+        }
+    earlier = sorted({value["best_of"] for grid in planned for value in references(grid)})
+    return digest([content, planned, [plan_hash(read_definition(name)) for name in earlier]])
+
+
+def references(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The values of a grid that earlier results choose."""
+    return [value for axis in AXES for value in grid.get(axis, []) if isinstance(value, dict)]
+
+
+def standing(study: "Study", run: "StudyRun", result: "RunResult") -> str:
+    """What a result is with regard to the plan of the study."""
+    assert study.plan is not None
+    if not run.planned:
+        return ADDED
+    if not result.plan or datetime.fromisoformat(result.began or result.made) < study.plan.time:
+        return YOUNGER
+    return PLANNED if result.plan == run.plan else CHANGED
+
+
+class Comparison(NamedTuple):
+    """A row and the baseline of equal compute, in one column, by results that are confirmatory."""
+
+    row: "Row"
+    column: str
+    difference: "Difference | None"
+    adjusted: float
+    """The p-value, corrected for all planned comparisons of the family."""
+    verdict: Verdict
+
+
+def compare_rows(study: "Study", rows: Sequence["Row"]) -> list[Comparison]:
+    """The planned comparisons of a study, as far as there are rows, with their verdicts.
+
+    A comparison is open until all of its seeds are there, and counts in the correction of the others nevertheless.
+    """
+    from mixview.experiments.stats import adjust, compare
+
+    plan = study.plan
+    assert plan is not None
+    by_name = {(*row.group, row.objective): row for row in rows}
+    families: dict[str, list[tuple[Row, str, Difference | None, bool]]] = {}
+    for row in rows:
+        base = by_name.get((*row.group, str(row.runs[0].matched)))
+        if base is None or not row.trained or not row.runs[0].planned or row.is_matched_baseline:
+            continue
+        family = row.method if plan.family == "method" else ""
+        for column in plan.columns:
+            ours, theirs = (values_of(study, each, column) for each in (row, base))
+            complete = {run.seed for run in row.runs} <= set(ours) & set(theirs)
+            difference = compare(ours, theirs, plan.level)
+            families.setdefault(family, []).append((row, column, difference, complete))
+    planned = count_comparisons(study, plan)
+    comparisons = []
+    for family, members in families.items():
+        values = [
+            difference.p if complete and difference is not None and difference.p is not None else 1.0
+            for _, _, difference, complete in members
+        ]
+        count = max(planned.get(family, 0), len(values))
+        adjusted = adjust(values, count, bonferroni=plan.correction == "bonferroni")
+        for (row, column, difference, complete), p in zip(members, adjusted, strict=True):
+            verdict: Verdict = "open"
+            if complete and difference is not None:
+                ahead: Verdict = "ahead" if difference.mean > 0 else "behind"
+                verdict = ahead if p < 1 - plan.level else "undecided"
+            comparisons.append(Comparison(row, column, difference, p, verdict))
+    return comparisons
+
+
+def values_of(study: "Study", row: "Row", column: str) -> dict[int, float]:
+    """A column by seed, of the results that are confirmatory."""
+    by_seed = {run.seed: run for run in row.runs}
+    confirmatory = tuple(each for each in row.results if standing(study, by_seed[each.seed], each) == PLANNED)
+    return row._replace(results=confirmatory).values(column)
+
+
+def count_comparisons(study: "Study", plan: Plan) -> dict[str, int]:
+    """The number of planned comparisons by family, those that wait for an earlier study among them."""
+    counts: dict[str, int] = {}
+    objectives = study.definition.get("objectives", {})
+    for grid in study.definition.get("grids", [{}]):
+        given = grid.get("objectives", objectives)
+        trained = [each for each in given if isinstance(each, dict) or "encoder" not in (objectives[str(each)] or {})]
+        others = [each for each in trained if isinstance(each, dict) or str(each) != study.baseline]
+        if "added" in grid:
+            continue
+        for method in grid.get("methods", study.definition.get("methods", {})):
+            family = str(method) if plan.family == "method" else ""
+            data = grid.get("data", study.definition.get("data", {}))
+            size = len(data) * len(grid.get("variants", [""])) * len(others) * len(plan.columns)
+            counts[family] = counts.get(family, 0) + size
+    return counts
+
+
+class Decision(NamedTuple):
+    """What the rule makes the default of a method."""
+
+    method: str
+    objective: str
+    final: bool
+    """Whether all planned comparisons of the method are there."""
+    reason: str
+
+
+def decide(study: "Study", comparisons: Iterable[Comparison]) -> list[Decision]:
+    """The default of each method, by the rule of the plan.
+
+    A candidate has a row in every regime of the method. It is admitted if its mean is nowhere more than the margin
+    behind the baseline's, if no verdict is that it is behind, and if one is that it is ahead. Of those admitted the one
+    that is ahead most often wins, and of equals the one with the larger mean difference. Without any, it is the
+    baseline.
+    """
+    plan, baseline = study.plan, study.baseline
+    assert plan is not None
+    assert baseline is not None
+    every = list(comparisons)
+    planned = count_comparisons(study, plan)
+    decisions = []
+    for method in dict.fromkeys(each.row.method for each in every):
+        mine = [each for each in every if each.row.method == method]
+        regimes = {each.row.data for each in mine}
+        count = planned.get(method, 0) if plan.family == "method" else len(mine)
+        final = len(mine) >= count and all(each.verdict != "open" for each in mine)
+        admitted: list[tuple[int, float, str]] = []
+        refused: list[str] = []
+        for objective in dict.fromkeys(each.row.objective for each in mine):
+            own = [each for each in mine if each.row.objective == objective]
+            if {each.row.data for each in own} != regimes:
+                continue
+            differences = [each.difference.mean for each in own if each.difference is not None]
+            ahead = sum(each.verdict == "ahead" for each in own)
+            worst = min(differences, default=0.0)
+            if worst < -plan.margin or any(each.verdict == "behind" for each in own):
+                refused.append(f"{objective} is {-worst:.1f} points behind somewhere")
+            elif not ahead:
+                refused.append(f"{objective} is ahead nowhere")
+            else:
+                admitted.append((ahead, sum(differences) / len(differences), objective))
+        if admitted:
+            ahead, mean, objective = max(admitted)
+            reason = f"ahead in {ahead} comparisons, {mean:+.1f} points in the mean"
+        else:
+            objective, reason = baseline, "; ".join(refused) or "no candidate has a row in every regime"
+        decisions.append(Decision(method, objective, final, reason))
+    return decisions
