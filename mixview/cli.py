@@ -250,7 +250,7 @@ COMMANDS: dict[str, Command | Group] = {
             "merge": Command(
                 "Merge the results of several machines.",
                 "mixview.experiments.command:merge_results",
-                ("study merge study", "study merge /mnt/shared/study"),
+                ("study merge study", "study merge /shared/study"),
             ),
             "list": Command(
                 "List the studies that come with mixview.", "mixview.experiments.command:list_studies", ("study list",)

@@ -18,9 +18,10 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from mixview.data.augment.policies import Policy, load_policy
-from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.dataset import MODES, SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.image_cache import CacheFolder, ShrunkImages, default_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
-from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.base import BadImage, Source, SourceError
 from mixview.data.sources.registry import open_dataset
 from mixview.distributed import synchronize_batch_norm
 from mixview.encoders import backbones
@@ -106,6 +107,8 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes, count = [*data.notes], len(data.images)
     size = config.size or natural_size(data.images)
     config = replace(config, size=size, augment=augment_for(config, size))
+    if config.cache is not None and config.cache_size is None:
+        config = replace(config, cache_size=default_size(size))
     check_views(config, load_policy(augment_for(config, size), size, config.min_crop_scale))
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
@@ -117,6 +120,17 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     steps = config.epochs * (count // config.batch_size)
     run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
+
+
+def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
+    """The data with shrunk images, kept in the cache, where the settings have one; its notes are those about that."""
+    if config.cache_size is None:
+        return data._replace(notes=[])
+    folder = None if config.cache is None else Path(config.cache).expanduser()
+    caches = CacheFolder(folder, config.cache_size, data.images.decoder, config.exact_decoding)
+    images = ImageDataset(caches.shrunk(data.images.source), data.images.decoder)
+    knn = None if data.knn is None else KNNImages(*map(caches.shrunk, data.knn))
+    return data._replace(images=images, knn=knn, notes=caches.notes)
 
 
 def augment_for(config: PretrainConfig, size: int) -> str:
@@ -189,14 +203,16 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
             f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
             "less than two each: use a smaller one"
         )
+    data = shrink(config, data)
     policy = load_policy(config.augment, config.size, config.min_crop_scale)
     batches = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
-    nodes = getattr(fabric.strategy, "num_nodes", 1)
+    free = default_workers(fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))
+    workers = free if config.workers is None else config.workers
     loader = view_loader(
         data.images,
         policy,
         batches,
-        workers=default_workers(fabric.world_size // nodes) if config.workers is None else config.workers,
+        workers=workers,
         pin_memory=fabric.device.type == "cuda",
         device=fabric.device if config.augment_device == "device" else None,
         exact_decoding=config.exact_decoding,
@@ -217,7 +233,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
-    notes = [*backbone.notes, *adapt(config, fabric, method, channels_last)]
+    notes = [*data.notes, *backbone.notes, *adapt(config, fabric, method, channels_last)]
     scaled = grad_scaler(fabric) is not None
     module, optimizer = fabric.setup(
         method, build_optimizer(method, config.optimizer, config.batch_size, scaled=scaled)
@@ -245,7 +261,37 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     export: Callable[[dict[str, str]], None] = partial(
         save_encoder, Path(config.out) / "encoder.safetensors", method.encoder, backbone.spec
     )
-    return Run(config, engine, monitor, export, notes)
+    return Run(config, engine, monitor, export, notes, workers, reading_remedies(config, data, fabric, workers, free))
+
+
+def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int) -> list[str]:
+    """What makes reading images faster, where the network waits for it.
+
+    Args:
+        workers: processes that read images for this one.
+        free: as many as there are cores for.
+    """
+    remedies, source = [], data.images.source
+    if isinstance(source, ShrunkImages):
+        if source.cache is not None and source.cache.writable and len(source.cache) < len(source):
+            remedies.append("the cache, once this epoch has filled it")
+    elif config.channels in MODES and encodes(source):
+        remedies.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
+    if workers < free:
+        remedies.append(f"--workers {free}, as many as there are cores for")
+    if fabric.device.type != "cpu" and config.augment_device == "cpu":
+        remedies.append("--augment_device device")
+    if workers >= free:
+        remedies.append("more cores")
+    return remedies
+
+
+def encodes(source: Source) -> bool:
+    """Whether images are files, which take time to decode, and not pixels."""
+    try:
+        return isinstance(source.read(0), bytes)
+    except BadImage:
+        return True
 
 
 def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:

@@ -46,6 +46,7 @@ MAY_CHANGE = frozenset(
     {
         "accelerator",
         "augment_device",
+        "cache",
         "compile",
         "data",  # moved, perhaps: the fingerprint says whether it is the same data
         "devices",
@@ -279,6 +280,11 @@ class PretrainConfig:
     """Processes per device that read and augment images; by default the device's share of the cores, minus one."""
     augment_device: Literal["cpu", "device"] = "cpu"
     """Where views are made: in the workers, or on the accelerator, which helps when there are few cores beside it."""
+    cache: Annotated[str, ROOM] | None = None
+    """Folder for shrunk copies of the images, which are made in the first epoch and read from then on, by any number of
+    runs: for large photographs and slow disks. Views are made of the copies from the beginning."""
+    cache_size: Side | None = None
+    """Shorter side of the copies in pixels; by default 12/7 of the views', 384 for 224."""
     exact_decoding: bool = False
     """Decode large photographs whole. By default a JPEG (or JPEG 2000) is decoded at 1/2, 1/4 or 1/8 of its sides where
     every view of it still has to be shrunk, in a third of the time."""

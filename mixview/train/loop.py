@@ -27,6 +27,7 @@ from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
+from mixview.runs.waiting import WaitingTime, explain_waiting
 from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
@@ -44,6 +45,10 @@ class Run(NamedTuple):
     export: Callable[[dict[str, str]], None]
     """Writes the encoder's file with this metadata."""
     notes: list[str]
+    workers: int
+    """Processes that read images for this one."""
+    remedies: list[str]
+    """What makes reading faster."""
 
 
 def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
@@ -86,17 +91,21 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
             fabric.barrier()
 
         reason: str | None = None
+        waiting = WaitingTime(fabric.device)
         while engine.step < engine.steps and reason is None:
             engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
             timer.start("data")
-            for views, _ in engine.loader:
+            for views, _ in waiting.timed(engine.loader):
                 loss, lr = engine.take_step(views)
                 timer.start("other")
                 step = engine.step
                 reason = stopping.stop_reason(step)
                 engine.cpu_seconds += time.process_time() - began
                 progress.update(step, config.batch_size, loss)
+                if waiting.is_long():
+                    rate = waiting.batches * config.batch_size / fabric.world_size / waiting.seconds
+                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.remedies))
 
                 save = step % save_every == 0 or step == engine.steps or reason is not None
                 if step % read_every == 0 or save:
