@@ -84,7 +84,7 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0)]
 Share = Annotated[float, AtLeast(0), AtMost(1)]
 
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
 SourceOptions = dict[str, str | bool | int | float | None]
 """Options of a dataset, plain values by name."""

@@ -7,7 +7,7 @@ from typing import Any
 from mixview.extensions import METHODS, require_consent
 from mixview.parsing import Parser, add_group, finish, make_parser, peek, read_settings, set_defaults, teach
 from mixview.recipes import merge, method_group, read
-from mixview.train.config import DEFAULT_METHOD, PretrainConfig, from_plain
+from mixview.train.config import DEFAULT_METHOD, EARLIER, PretrainConfig, from_plain
 
 RECIPE = "Recipe to start from (`mixview recipes` lists them), or a YAML file of your own; further options change it."
 METHOD = "Self-supervised method: {}, or your own by import path, such as mine.BarlowTwins."
@@ -61,7 +61,9 @@ def starting_settings(given: dict[str, Any], arguments: list[str]) -> tuple[dict
         from mixview.runs.run_directory import RunDirectory
 
         where = str(Path(given["out"]) / "config.yaml")
-        settings = {name: each for name, each in RunDirectory.open(given["out"]).config.items() if name in FIELDS}
+        settings = EARLIER | {
+            name: each for name, each in RunDirectory.open(given["out"]).config.items() if name in FIELDS
+        }
     elif given["recipe"] is not None:
         where = f"the recipe {given['recipe']}"
         settings = read(given["recipe"]).settings

@@ -117,6 +117,8 @@ class RunLength(NamedTuple):
     """Size of the global views in pixels."""
     channels: int = 3
     """Channels of the images."""
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+    """Mean and standard deviation of each channel that views are normalized by; None for ImageNet's."""
 
     @property
     def epoch_steps(self) -> int:

@@ -26,6 +26,7 @@ from mixview.report.strips import COLUMNS, detection_strips, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.runs.progress import duration
 from mixview.runs.progress_bar import bar
+from mixview.train.gain import compare
 
 SMALLEST = 450
 """Bytes of the smallest tile that one can make anything out on."""
@@ -266,6 +267,8 @@ def describe_settings(run: ReportRun) -> list[list[str]]:
         "batch_size": config.get("batch_size"),
         "epochs": config.get("epochs"),
         "seed": config.get("seed"),
+        "weights": config.get("weights"),
+        "since then": compare(run.metrics),
     }
     return [[name, str(value)] for name, value in pairs.items() if value is not None]
 

@@ -49,6 +49,7 @@ MAY_CHANGE = frozenset(
         "cache",
         "compile",
         "data",  # moved, perhaps: the fingerprint says whether it is the same data
+        "data_options.labels",  # which the fingerprint has, too
         "devices",
         "epochs",
         "max_time",
@@ -58,10 +59,15 @@ MAY_CHANGE = frozenset(
         "resume",
         "profile",
         "monitor",
+        "stop_if_worse",
         "workers",
     }
 )
 """Settings, with all below them, that a resumed run may change: where, how long, and how it is monitored."""
+
+
+EARLIER = {"normalize": "imagenet"}
+"""Settings that runs of earlier versions do not record, and the values that they had."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,9 @@ class OptimizerConfig:
     """Learning rate of the predictor relative to everything else (BYOL, SimSiam)."""
     norm_and_bias_rate: Positive = 1.0
     """Learning rate of norm layers and biases relative to everything else (Barlow Twins)."""
+    layer_decay: Annotated[float, MoreThan(0), AtMost(1)] | None = None
+    """Learning rate of each layer of the encoder relative to the layer above it: 0.75 lets the first layers of weights
+    to start from change least. By default all layers learn alike."""
     clip: Positive | None = None
     """Maximum norm of the gradient; by default it is not clipped."""
 
@@ -220,6 +229,8 @@ class PretrainConfig:
 
     split: str | None = None
     """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
+    labels: Annotated[str, ROOM] | None = None
+    """CSV file with the columns path and label, for the k-NN accuracy on images without labels of their own."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
     validation: str | None = None
@@ -227,7 +238,12 @@ class PretrainConfig:
     validation_split: str | None = None
     """Part of the validation images or, where none are given, of the data, for the k-NN accuracy."""
     augment: Annotated[str, ROOM] | None = None
-    """Augmentation policy by name; by default the method's own (its small variant for small images)."""
+    """Augmentation policy: a name, a YAML file, or your own by import path, such as mine.policy; by default that of the
+    method (its small variant for small images)."""
+    normalize: Annotated[str, ROOM] | None = None
+    """Normalization of the images: imagenet, weights (that of the initial weights), measured (on a sample of images),
+    or MEAN,STD of images from 0 to 1, such as 0.5,0.25, or all means and then all stds of the channels. By default what
+    the augmentation says, if it does, or else that of the weights, or else ImageNet's."""
     min_crop_scale: Annotated[float, MoreThan(0), AtMost(1)] | None = None
     """Smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
     size: Side | None = None
@@ -236,7 +252,13 @@ class PretrainConfig:
     """Channels of the images: 3 for color, 1 for grayscale, more for what is stored so."""
 
     weights: str | None = None
-    """Initial weights: imagenet, a file, or an earlier run."""
+    """Initial weights: imagenet, a file, or an earlier run. They are evaluated first, as epoch 0."""
+    freeze: NonNegative | None = None
+    """Keep the first layer (the stem, or the patch embedding) and this many stages of a ResNet, or blocks of a ViT, as
+    they are."""
+    stop_if_worse: bool = False
+    """Stop when the k-NN accuracy is below that of the initial weights three times in a row, and keep the best encoder;
+    at the end, too, if it is below."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views. Of small-vit: patches
     of 4 or of 16 pixels."""
@@ -268,8 +290,9 @@ class PretrainConfig:
     """Number of machines; auto is as many as torchrun or srun started processes on."""
     accelerator: Accelerator = "auto"
     """cpu, cuda, mps, or auto."""
-    precision: Precision = "32-true"
-    """Numeric precision. Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    precision: Precision = "auto"
+    """Numeric precision; auto is bf16-mixed on accelerators that compute in it, else 32-true. Most CPUs are many times
+    slower with mixed precision."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices, unless the method shuffles its batches instead (MoCo)."""
     channels_last: bool = True
@@ -302,6 +325,9 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "method", method_config(self.method))
+        if self.labels is not None:  # one option of the data, wherever it is opened
+            object.__setattr__(self, "data_options", {**(self.data_options or {}), "labels": self.labels})
+            object.__setattr__(self, "labels", None)
 
 
 GROUPS: dict[str, type[Any]] = {"mixing": MixingConfig, "optimizer": OptimizerConfig, "monitor": MonitorConfig}

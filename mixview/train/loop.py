@@ -13,8 +13,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from mixview.data.augment.policies import Normalize
 from mixview.data.loader import Batch, EpochSampler
+from mixview.encoders.loading import describe_normalize
 from mixview.encoders.provenance import encoder_settings
+from mixview.encoders.weights import ENCODER_FILE
+from mixview.io.atomic import write_bytes
 from mixview.methods import Method, Targets, Views, backward, cached_backward
 from mixview.methods.base import unwrap
 from mixview.mixing import mix_strength_at, mixture_generators
@@ -28,12 +32,18 @@ from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
 from mixview.runs.waiting import WaitingTime, explain_waiting
+from mixview.train import gain
 from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
 from mixview.train.profiler import StepProfiler
 from mixview.train.step_timer import Part, StepTimer, describe
+
+BEST_FILE = "encoder-best.safetensors"
+"""The best encoder of a run that stops if it gets worse."""
+LAST_FILE = "encoder-last.safetensors"
+"""The last encoder of a run that has kept a better one."""
 
 
 class Run(NamedTuple):
@@ -42,8 +52,8 @@ class Run(NamedTuple):
     config: PretrainConfig
     engine: "Engine"
     monitor: Monitor
-    export: Callable[[dict[str, str]], None]
-    """Writes the encoder's file with this metadata."""
+    export: Callable[[dict[str, str], str], None]
+    """Writes the encoder into a file of this name in the run directory, with this metadata."""
     notes: list[str]
     workers: int
     """Processes that read images for this one."""
@@ -66,7 +76,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     save_every = settings.checkpoint_every or epoch_steps
     checkpoints = Checkpoints(Path(config.out) / "checkpoints", keep=settings.keep)
     about = {"method": config.method.name, "objective": config.objective, "data": str(config.data)}
-    about["seed"] = str(config.seed)
+    about |= {"seed": str(config.seed)} | describe_normalize(run.monitor.normalize or Normalize((0.0,), (1.0,)))
     if folder is not None:
         folder.begin()
         shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
@@ -83,16 +93,17 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
             progress.say(note)
         begin(run, folder, progress)
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
-            run.export(about | engine.position())
+            run.export(about | engine.position(), ENCODER_FILE)
         timer.restart()
-        if is_evaluated(run, engine.step):  # killed between a checkpoint and its evaluation
+        reason: str | None = None
+        worse = False
+        if is_evaluated(run, engine.step):  # the starting weights, or killed between a checkpoint and its evaluation
             if folder is not None and not was_evaluated(folder, engine.step):
                 evaluate(run, logger, progress)
-            fabric.barrier()
+            worse = keep_best(run, folder, about)
 
-        reason: str | None = None
         waiting = WaitingTime(fabric.device)
-        while engine.step < engine.steps and reason is None:
+        while engine.step < engine.steps and reason is None and not worse:
             engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
             timer.start("data")
@@ -117,26 +128,63 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 if folder is not None and save:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
-                    run.export(about | engine.position())
+                    run.export(about | engine.position(), ENCODER_FILE)
                     state: State = "interrupted" if reason else "running"
                     folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
                 if is_evaluated(run, step):  # after saving: a failure costs nothing
                     if folder is not None:
                         evaluate(run, logger, progress)
-                    fabric.barrier()
+                    worse = keep_best(run, folder, about)
+                    if folder is not None and worse and not save:
+                        folder.sync()
+                        checkpoints.save(engine.state(), step)
                 profiler.step()
                 began = time.process_time()
                 timer.start("data")
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume continues from here.")
                     break
+                if worse:
+                    break
 
         if description := describe(timer.seconds(wait=True)):
             progress.say(f"Time: {description}.")
-        if folder is not None and engine.step == engine.steps:
-            folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
-            progress.say(f"Done: {config.out}/encoder.safetensors")
+        if folder is not None and (engine.step == engine.steps or (worse and reason is None)):
+            finish(run, folder, about, progress)
     fabric.barrier()
+
+
+def keep_best(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
+    """After an evaluation: whether to stop, on every process, because the encoder stays worse than it was at first.
+
+    The best encoder of a run that may stop so is kept in a file of its own.
+    """
+    if not run.config.stop_if_worse:
+        run.engine.fabric.barrier()
+        return False
+    records = [] if folder is None else read_metrics(folder.path)
+    if folder is not None and gain.best_step(records) == run.engine.step:
+        run.export(about | run.engine.position(), BEST_FILE)
+    return bool(run.engine.fabric.broadcast(gain.stays_worse(records)))
+
+
+def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Progress) -> None:
+    """End a run: keep the better encoder if that was asked for, and say what has become of the starting weights."""
+    engine, records = run.engine, read_metrics(folder.path)
+    kept = run.config.stop_if_worse and gain.is_worse(records) and (folder.path / BEST_FILE).is_file()
+    if kept:
+        run.export(about | engine.position(), LAST_FILE)
+        with folder.explain_disk_error("write the encoder of"):
+            write_bytes(folder.path / ENCODER_FILE, (folder.path / BEST_FILE).read_bytes())
+    comparison = gain.compare(records, kept)
+    early = f"stopped after epoch {engine.epoch:g}" if engine.step < engine.steps else ""
+    message = ": ".join(filter(None, [early, comparison if early else None]))
+    folder.set_status("finished", engine.step, engine.epoch, message, engine.cpu_seconds)
+    if early:
+        progress.say(f"{early.capitalize()}: it stays worse than the starting weights (--no_stop_if_worse goes on).")
+    progress.say(f"Done: {run.config.out}/encoder.safetensors")
+    if comparison is not None:
+        progress.say(comparison)
 
 
 def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
@@ -159,10 +207,15 @@ def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
 
 
 def is_evaluated(run: Run, step: int) -> bool:
-    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last."""
+    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last.
+
+    Weights to start from are evaluated before the first step.
+    """
     every, epoch_steps = run.config.monitor.eval_every, run.engine.batches.batches_per_epoch
-    if not every or not step or step % epoch_steps:
+    if not every or step % epoch_steps:
         return False
+    if not step:
+        return run.config.weights is not None
     return step == run.engine.steps or step // epoch_steps % every == 0
 
 
@@ -182,7 +235,9 @@ def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
         return
     logger.log(step, metrics | timer.log(wait=True))
     progress.update(step, 0, knn=metrics.get("knn"))
-    if warning:
+    if not step and (text := gain.describe_start([{"step": step} | metrics])):
+        progress.say(text)
+    if warning and step:  # what the starting weights are like is not for a lower learning rate to change
         progress.warn(warning)
 
 

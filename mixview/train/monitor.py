@@ -17,7 +17,7 @@ from mixview.data.loader import ViewDataset, to_tensor
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.identity import content_hashes, find_shared
 from mixview.data.sources.registry import open_dataset, other_parts
-from mixview.data.sources.splits import Subset, take_evenly, take_fraction, without
+from mixview.data.sources.splits import Subset, drop_unlabeled, hold_out_labeled, take_evenly, take_fraction, without
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.knn import knn_accuracy
 from mixview.evaluate.overlap import read_training_images
@@ -64,7 +64,7 @@ def hold_out(
             raise SourceError(f"--validation {validation} has no labels for a k-NN accuracy: leave it out")
         if source.labels() is not None and source.classes == queries.classes:
             note = f"k-NN: feature bank from the data, {len(queries)} queries from {validation}."
-            return source, KNNImages(source, queries), note
+            return source, KNNImages(drop_unlabeled(source)[0], drop_unlabeled(queries)[0]), note
         return source, halve(queries, seed), f"k-NN: feature bank and queries from {validation}."
     if source.labels() is None:
         return source, None, "The images have no labels: there will be no k-NN accuracy."
@@ -73,17 +73,20 @@ def hold_out(
             continue
         if source.classes != part.classes:  # labels count the classes of their own part
             return source, halve(part, seed), f"k-NN: feature bank and queries from the {name} part."
-        return source, KNNImages(source, part), f"k-NN: {len(part)} images of the {name} part are the queries."
+        queries = drop_unlabeled(part)[0]
+        note = f"k-NN: {len(queries)} images of the {name} part are the queries."
+        return source, KNNImages(drop_unlabeled(source)[0], queries), note
     if share <= 0:
         return source, None, "No images are held out (hold_out 0): there will be no k-NN accuracy."
-    queries = take_fraction(source, share, seed)
+    queries = hold_out_labeled(source, share, seed)
     learned = without(source, queries)
     note = f"k-NN: {len(queries)} labeled images are held out from training (--monitor.hold_out 0 learns from all)."
-    return learned, KNNImages(learned, queries), note
+    return learned, KNNImages(drop_unlabeled(learned)[0], queries), note
 
 
 def halve(source: Source, seed: int) -> KNNImages:
     """Half of the images as feature bank, and half as queries."""
+    source, _ = drop_unlabeled(source)
     bank = take_fraction(source, 0.5, seed)
     return KNNImages(bank, without(source, bank))
 

@@ -258,3 +258,23 @@ def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: floa
 def without(source: Source, part: Subset) -> Subset:
     """The images of a source that are not in a part of it."""
     return Subset(source, np.setdiff1d(np.arange(len(source)), part.indices))
+
+
+def drop_unlabeled(source: Source) -> tuple[Source, int]:
+    """The images that have a label (0 or more, or any class at all), and the number of those that have none."""
+    labels = source.labels()
+    if labels is None or (labels >= 0).all():
+        return source, 0
+    if not (labels >= 0).any():
+        raise SourceError(f"none of the {len(source)} images has a label: give labeled images")
+    return Subset(source, np.flatnonzero(labels >= 0)), int((labels < 0).sum())
+
+
+def hold_out_labeled(source: Source, share: float, seed: int = 0) -> Subset:
+    """A share of the labeled images with the share of each class kept, as `take_fraction`, to be tested on.
+
+    Of images that have no label none is taken.
+    """
+    labeled, dropped = drop_unlabeled(source)
+    part = take_fraction(labeled, share, seed)
+    return Subset(source, labeled.indices[part.indices]) if dropped and isinstance(labeled, Subset) else part
