@@ -2,8 +2,9 @@
 
     python benchmarks/pictures.py --demo demo
 
-Writes docs/mixtures.png (`mixview figure mixtures`) and docs/report.png, docs/explorer.png: the demonstration's report
-in the system's Chromium, one image of it chosen.
+Writes docs/overview.png (images, mixtures, and a map of the features of the demonstration's WBSIM run),
+docs/mixtures.png (`mixview figure mixtures`) and docs/report.png, docs/explorer.png: the demonstration's report in the
+system's Chromium, one image of it chosen. `--only overview` writes the first alone.
 """
 
 import argparse
@@ -13,9 +14,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
+from sklearn.manifold import TSNE
 
+import mixview
+from mixview import CutMix, Mixup
+from mixview.data import Scenes
 from mixview.report import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -28,6 +37,47 @@ def keep(picture: Image.Image, path: Path, width: int = WIDTH) -> None:
         picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
     picture.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT).save(path, optimize=True)
     print(f"wrote {path}: {path.stat().st_size / 1e3:.0f} kB")
+
+
+def draw_overview(run: Path, shown: int = 600) -> None:
+    """Four images, mixtures of them, and a map of held-out images by the run's encoder."""
+    scenes = Scenes(shown, size=32, split="test")
+    pixels = np.stack([scenes.read(number) for number in range(shown)])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    generator = torch.Generator().manual_seed(3)
+    mixers = CutMix(lam_per="image"), Mixup(alpha=8.0, lam_per="image")
+    mixtures = [mixer.draw(images[:4], generator)(images[:4]) for mixer in mixers]
+    features = mixview.load(run).module
+    with torch.no_grad():
+        points = TSNE(random_state=0).fit_transform(torch.nn.functional.normalize(embed(features, images)).numpy())
+
+    figure = plt.figure(figsize=(10, 3.1))
+    parts = figure.subfigures(1, 3, width_ratios=(2, 4, 3.4))
+    show(parts[0], "images  →", [images[:4]], columns=2)
+    show(parts[1], "mixtures of pairs (CutMix, Mixup)  →", mixtures, columns=4)
+    axes = parts[2].subplots()
+    axes.scatter(*points.T, c=scenes.labels(), cmap="tab10", s=6)
+    axes.axis("off")
+    parts[2].suptitle("map of held-out images by class")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=130, bbox_inches="tight")
+    keep(Image.open(buffer), DOCS / "overview.png", 1300)
+
+
+def embed(network: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Features of images in [0, 1]."""
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return torch.cat([network((each - mean) / std) for each in images.split(100)])
+
+
+def show(figure: Figure, title: str, rows: list[torch.Tensor], columns: int) -> None:
+    """Images in a grid."""
+    images = torch.cat(rows)
+    for axes, image in zip(figure.subplots(len(images) // columns, columns).flat, images, strict=True):
+        axes.imshow(image.permute(1, 2, 0), interpolation="nearest")
+        axes.axis("off")
+    figure.subplots_adjust(wspace=0.05, hspace=0.05)
+    figure.suptitle(title)
 
 
 def draw_mixtures() -> None:
@@ -75,10 +125,15 @@ def photograph(report: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="the folder that `make demo` left")
+    parser.add_argument("--only", choices=("overview",), help="write this picture alone")
     options = parser.parse_args()
+    if options.only:
+        draw_overview(options.demo / "wbsim")
+        return
     report = options.demo / "report.html"
     if not report.is_file():
         sys.exit(f"there is no {report}: run `make demo` first")
+    draw_overview(options.demo / "wbsim")
     draw_mixtures()
     photograph(report)
 

@@ -1,30 +1,52 @@
-"""Pages that are made from the code itself: the recipes, the commands and the reference of modules."""
+"""Pages that are made from the code itself: recipes, protocols, methods, commands and the reference."""
 
+import importlib
+import inspect
 import os
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-import mixview
 from mixview import recipes
+from mixview.evaluate import Protocol
+from mixview.extensions import METHODS, MIXERS, PROTOCOLS
+from mixview.parsing import description_of, help_texts
 
-PACKAGE = Path(mixview.__file__).parent
-
-PARTS = {
-    "The add-on: torch alone": ("mixing", "losses", "objective", "methods", "nn", "distributed"),
-    "Using encoders": ("encoders",),
-    "Training": ("train", "runs"),
-    "Judging": ("evaluate",),
-    "Data": ("data",),
+PACKAGES = {
+    "Mixtures, objectives, and what most programs need": "mixview",
+    "Methods": "mixview.methods",
+    "Pretraining": "mixview.train",
+    "Encoders": "mixview.encoders",
+    "Exporting": "mixview.encoders.export",
+    "Evaluation": "mixview.evaluate",
+    "Detection": "mixview.evaluate.detection",
+    "Data": "mixview.data",
+    "The built-in synthetic dataset": "mixview.data.synthetic",
+    "Runs": "mixview.runs",
+    "Recipes": "mixview.recipes",
+    "Studies": "mixview.experiments",
+    "Report": "mixview.report",
+    "Figures": "mixview.report.figures",
 }
-"""How the reference is divided; what is in none of them comes last."""
+"""The pages of the reference: what each package declares in `__all__`. A test checks that no package is missing."""
+
+MODULES = {
+    "Losses": "mixview.losses",
+    "Building blocks": "mixview.nn",
+    "Distributed helpers": "mixview.distributed",
+}
+"""Modules that are public as they are: they need torch alone."""
 
 
 def write_all(folder: Path) -> None:
     """Write every page that is not there or has changed."""
     pages = {
         "recipes": recipe_tables(),
+        "protocols": protocol_page(),
+        "methods": method_page(),
         "commands": command_page(),
-        **{f"api-{number}": api_page(title, parts) for number, (title, parts) in enumerate(divided().items())},
+        **{f"api-{slug(name)}": package_page(title, name) for title, name in PACKAGES.items()},
+        **{f"api-{slug(name)}": module_page(title, name) for title, name in MODULES.items()},
     }
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.md"):
@@ -59,13 +81,62 @@ def table(names: list[str]) -> list[str]:
     return lines
 
 
+def protocol_page() -> str:
+    """Every evaluation protocol with its own options, from the classes."""
+    lines = ["# Every protocol", ""]
+    lines += [
+        "Run one with `mixview evaluate NAME ENCODER --data IMAGES`. [Evaluation](../evaluation.md) explains them."
+    ]
+    lines += ["Options that all protocols share are in [the commands](commands.md).", ""]
+    shared = {field.name for field in fields(Protocol)}
+    for name in PROTOCOLS.names():
+        protocol = PROTOCOLS.load(name)
+        lines += [f"## {name}", "", description_of(protocol), "", *options_table(protocol, shared), ""]
+    return "\n".join(lines)
+
+
+def method_page() -> str:
+    """Every method and mixer with its options, from the classes."""
+    lines = ["# Every method and mixer", ""]
+    lines += ["Choose a method with `--method NAME` and set its options with `--method.OPTION`.", ""]
+    for name in METHODS.names():
+        config = METHODS.load(name)
+        lines += [f"## {name}", "", description_of(config), "", *options_table(config, set()), ""]
+    lines += ["## Mixers", "", "Choose a mixer with `--mixing.mixer NAME`.", "", "| name | what it does |", "|---|---|"]
+    lines += [f"| `{each.name}` | {plain(each.summary)} |" for each in MIXERS.builtins.values()]
+    return "\n".join(lines) + "\n"
+
+
+def options_table(target: type[Any], left_out: set[str]) -> list[str]:
+    """The fields of a dataclass, with defaults and help."""
+    texts = help_texts(target)
+    rows = [
+        f"| `{field.name}` | {default_of(field)} | {plain(texts.get(field.name, ''))} |"
+        for field in fields(target)
+        if field.name not in left_out
+    ]
+    return ["| option | default | what it is |", "|---|---|---|", *rows] if rows else ["It has no options of its own."]
+
+
+def default_of(field: Field[Any]) -> str:
+    """The default of an option, as one would type it."""
+    if field.default is MISSING:
+        return "" if field.default_factory is MISSING else "a group of options"
+    return "" if field.default is None else f"`{field.default}`"
+
+
+def plain(text: str) -> str:
+    """A text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
 def command_page() -> str:
     """The help of every command, as the program prints it."""
     from jsonargparse import capture_parser
 
     from mixview.cli import main
 
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "80"
     parser = capture_parser(lambda: main(["recipes"]))
     lines = ["# Every command", ""]
     for name, each in sorted(commands(parser).items()):
@@ -83,23 +154,23 @@ def commands(parser: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def divided() -> dict[str, list[str]]:
-    """The names of all modules, part by part."""
-    modules: dict[str, list[str]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        names = path.relative_to(PACKAGE).with_suffix("").parts
-        if names[-1] == "__init__":
-            names = names[:-1]
-        if names and names != ("cli",):
-            modules.setdefault(names[0], []).append(".".join(("mixview", *names)))
-    parts = {title: [name for each in tops for name in modules.pop(each, [])] for title, tops in PARTS.items()}
-    rest = [name for names in modules.values() for name in names]
-    return {title: names for title, names in (parts | {"Further modules": rest}).items() if names}
+def slug(name: str) -> str:
+    """The name of a module in the name of a page."""
+    return name.replace("mixview.", "").replace(".", "-")
 
 
-def api_page(title: str, modules: list[str]) -> str:
-    """The reference of some modules, from their docstrings."""
-    lines = [f"# {title}", ""]
-    for name in modules:
-        lines += [f"## {name}", "", "```{eval-rst}", f".. automodule:: {name}", "```", ""]
+def package_page(title: str, package: str) -> str:
+    """What a package declares, from the docstrings."""
+    names = [
+        (name, getattr(importlib.import_module(package), name)) for name in importlib.import_module(package).__all__
+    ]
+    lines = [f"# {title}", "", f"`from {package} import …`", ""]
+    for name, each in names:
+        kind = "autoclass" if inspect.isclass(each) else "autofunction" if callable(each) else "autodata"
+        lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {package}.{name}", "```", ""]
     return "\n".join(lines)
+
+
+def module_page(title: str, name: str) -> str:
+    """The reference of a module, from its docstrings."""
+    return "\n".join([f"# {title}", "", f"`{name}`", "", "```{eval-rst}", f".. automodule:: {name}", "```", ""])

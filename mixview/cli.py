@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,6 +26,10 @@ class Command(NamedTuple):
     summary: str
     target: str
     """What is called, as module:name."""
+    examples: tuple[str, ...] = ()
+    """Command lines that its help ends with, after `mixview`; a test runs them."""
+    first: str = ""
+    """The options that stand first in its help."""
     parse: str = "mixview.parsing:parse"
     """What parses its options and calls it."""
 
@@ -34,64 +39,224 @@ class Group(NamedTuple):
 
     summary: str
     commands: Mapping[str, Command]
+    examples: tuple[str, ...] = ()
+    """Command lines that its help ends with, after `mixview`."""
     otherwise: str | None = None
     """The command that is meant by a name that is none of them: `mixview study paper-small` runs a study."""
     registry: Registry | None = None
     """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
 
 
+EVALUATE_HELP = {
+    "knn": (("runs/first --data imagenette/", "pixels --data imagenette/ --k 200"), "data test_data k size device out"),
+    "linear": (
+        ("runs/first --data imagenette/ --fast", "moco_v2_200ep_pretrain.pth.tar --data imagenette/"),
+        "data schedule fast epochs devices out",
+    ),
+    "probe": (
+        ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 20 --seed 1"),
+        "data epochs batch_size devices resume out",
+    ),
+    "svm": (
+        ("runs/first --data VOCdevkit/VOC2007", "runs/first --data imagenette/ --stage res4"),
+        "data stage resize size device out",
+    ),
+    "low-shot": (
+        ("runs/first --data VOCdevkit/VOC2007", 'runs/first --data imagenette/ --shots "[1, 8]"'),
+        "data shots samples size device out",
+    ),
+    "semi-supervised": (
+        ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 50"),
+        "data fractions epochs devices resume out",
+    ),
+    "supervised": (
+        ("random --backbone resnet18 --data imagenette/", "runs/first --data imagenette/ --epochs 30"),
+        "data backbone epochs devices resume out",
+    ),
+    "detection": (
+        ("runs/first --data VOCdevkit --recipe voc-c4", "runs/first --data coco --recipe small-fpn"),
+        "data recipe iterations devices resume out",
+    ),
+}
+"""Examples of each protocol, and the options that stand first in its help."""
+
+
+def evaluation(name: str, summary: str, target: str) -> Command:
+    """The command of a protocol."""
+    examples, first = EVALUATE_HELP.get(name, ((), "data test_data size device seed out"))
+    return Command(summary, target, tuple(f"evaluate {name} {each}" for each in examples), first)
+
+
 EVALUATE = {
-    **{name: Command(each.summary, f"{each.module}:{each.attribute}") for name, each in PROTOCOLS.builtins.items()},
-    "all": Command("Run every protocol that the labels allow.", "mixview.evaluate.all:EvaluateAll"),
-    "show": Command("Show the results in run directories: mean ± std over seeds.", "mixview.evaluate:show"),
+    **{
+        name: evaluation(name, each.summary, f"{each.module}:{each.attribute}")
+        for name, each in PROTOCOLS.builtins.items()
+    },
+    "all": Command(
+        "Run every protocol that the labels allow.",
+        "mixview.evaluate.all:EvaluateAll",
+        (
+            "evaluate all runs/first --data imagenette/ --fast",
+            'evaluate all runs/first --data imagenette/ --skip "[probe]"',
+        ),
+        "data skip fast epochs devices out",
+    ),
+    "show": Command(
+        "Show the results in run directories: mean ± std over seeds.",
+        "mixview.evaluate:show",
+        ("evaluate show runs/first", "evaluate show runs/sim runs/bsim"),
+    ),
 }
 COMMANDS: dict[str, Command | Group] = {
     "pretrain": Command(
         "Learn an encoder from images without labels.",
         "mixview.train.config:PretrainConfig",
+        (
+            "pretrain --data photos/ --method mocov2 --out runs/mine",
+            "pretrain --recipe small/cpu-simclr --data scenes --out runs/tiny",
+        ),
+        "data out recipe method objective epochs",
         parse="mixview.commands.pretrain:parse",
     ),
-    "recipes": Command("List the recipes, or show one.", "mixview.commands.recipes:recipes"),
-    "evaluate": Group("Evaluate an encoder, mixview's or anybody's, on labeled images.", EVALUATE, registry=PROTOCOLS),
-    "report": Command("Compare runs on one HTML page.", "mixview.report.page:report"),
+    "recipes": Command(
+        "List the recipes, or show one.",
+        "mixview.commands.recipes:recipes",
+        ("recipes", "recipes paper/mocov2-wbsim"),
+    ),
+    "evaluate": Group(
+        "Evaluate an encoder, mixview's or anybody's, on labeled images.",
+        EVALUATE,
+        ("evaluate knn runs/first --data imagenette/", "evaluate all runs/first --data imagenette/ --fast"),
+        registry=PROTOCOLS,
+    ),
+    "report": Command(
+        "Compare runs on one HTML page.",
+        "mixview.report.page:report",
+        ("report runs/first --out report.html", "report runs/sim runs/bsim --data imagenette/"),
+        "out data images split title device",
+    ),
     "figure": Group(
         "Draw the figures of the paper from your own images and runs.",
         {
             "mixtures": Command(
-                "How CutMix and Mixup mix two images.", "mixview.report.figures.mixtures:draw_mixtures"
+                "How CutMix and Mixup mix two images.",
+                "mixview.report.figures.mixtures:draw_mixtures",
+                ("figure mixtures photos/", "figure mixtures scenes --pairs 3 --out pairs"),
             ),
-            "beta": Command("The distribution of λ.", "mixview.report.figures.beta:draw_beta"),
+            "beta": Command(
+                "The distribution of λ.",
+                "mixview.report.figures.beta:draw_beta",
+                ("figure beta", 'figure beta --alphas "[0.2, 1, 5]" --out lam'),
+            ),
             "tsne-mixtures": Command(
-                "Where the features of mixtures lie.", "mixview.report.figures.tsne_mixtures:draw_tsne_mixtures"
+                "Where the features of mixtures lie.",
+                "mixview.report.figures.tsne_mixtures:draw_tsne_mixtures",
+                ("figure tsne-mixtures runs/sim runs/bsim", "figure tsne-mixtures runs/bsim --data photos/ --lam 0.5"),
+                "out data mixer lam pair seed",
             ),
             "tsne-classes": Command(
-                "The features of classes.", "mixview.report.figures.tsne_classes:draw_tsne_classes"
+                "The features of classes.",
+                "mixview.report.figures.tsne_classes:draw_tsne_classes",
+                ("figure tsne-classes runs/sim runs/bsim", "figure tsne-classes runs/bsim --classes 5 --samples 1"),
+                "out data classes images augmentations samples",
             ),
-            "cost": Command("Time and memory of each objective.", "mixview.report.figures.cost:draw_cost"),
-            "alpha": Command("Accuracy over α.", "mixview.report.figures.alpha:draw_alpha"),
+            "cost": Command(
+                "Time and memory of each objective.",
+                "mixview.report.figures.cost:draw_cost",
+                ("figure cost", 'figure cost --methods "[byol]" --backbone resnet18 --batch_size 16'),
+                "out methods backbone batch_size size rounds",
+            ),
+            "alpha": Command(
+                "Accuracy over α.",
+                "mixview.report.figures.alpha:draw_alpha",
+                ("figure alpha runs/alpha-*", "figure alpha runs/alpha-0.5 runs/alpha-1 --out alpha"),
+            ),
         },
+        ("figure mixtures photos/", "figure tsne-classes runs/sim runs/bsim"),
     ),
-    "embed": Command("Write the features of images to a file.", "mixview.encoders.embedding:Embed"),
-    "neighbors": Command("Find similar images, duplicates and outliers.", "mixview.encoders.neighbors:FindNeighbors"),
-    "export": Command("Write an encoder in the format of another library.", "mixview.encoders.export.command:Export"),
-    "import": Command("Turn weights of another library into an encoder file.", "mixview.encoders.importing:Import"),
+    "embed": Command(
+        "Write the features of images to a file.",
+        "mixview.encoders.embedding:Embed",
+        (
+            "embed runs/first --data photos/ --out features.parquet",
+            "embed runs/first --data photos/ --out features.npy --stage res5",
+        ),
+        "data out split stage size devices",
+    ),
+    "neighbors": Command(
+        "Find similar images, duplicates and outliers.",
+        "mixview.encoders.neighbors:FindNeighbors",
+        (
+            "neighbors runs/first --data photos/ --query cat.jpg",
+            "neighbors runs/first --data photos/ --find duplicates --threshold 0.98",
+        ),
+        "data query find count threshold out",
+    ),
+    "export": Command(
+        "Write an encoder in the format of another library.",
+        "mixview.encoders.export.command:Export",
+        (
+            "export runs/first --format torchvision --out exported/torchvision",
+            "export runs/first --format onnx --out exported/net.onnx",
+        ),
+        "format out size backbone weights channels",
+    ),
+    "import": Command(
+        "Turn weights of another library into an encoder file.",
+        "mixview.encoders.importing:Import",
+        (
+            "import moco_v2_200ep_pretrain.pth.tar --out moco.safetensors",
+            "import exported/net.onnx --out encoder.safetensors",
+        ),
+    ),
     "data": Group(
         "See, make and pack images.",
         {
-            "list": Command("List datasets, formats and augmentations.", "mixview.commands.data:list_datasets"),
-            "show": Command("Draw a picture of a dataset.", "mixview.commands.data:show"),
-            "make": Command("Write the built-in synthetic dataset to a folder.", "mixview.commands.data:make"),
-            "pack": Command("Write a dataset to one file that is mapped into memory.", "mixview.commands.data:pack"),
+            "list": Command(
+                "List datasets, formats and augmentations.", "mixview.commands.data:list_datasets", ("data list",)
+            ),
+            "show": Command(
+                "Draw a picture of a dataset.",
+                "mixview.commands.data:show",
+                ("data show photos/", "data show photos/ --augment mocov2 --out views.png"),
+            ),
+            "make": Command(
+                "Write the built-in synthetic dataset to a folder.",
+                "mixview.commands.data:make",
+                ("data make scenes/ --count 5000", "data make voc/ --count 1000 --size 128 --layout voc"),
+            ),
+            "pack": Command(
+                "Write a dataset to one file that is mapped into memory.",
+                "mixview.commands.data:pack",
+                ("data pack photos/ photos.npz", "data pack imagenette/ train.npz --split train --size 160"),
+            ),
         },
+        ("data list", "data show photos/ --augment mocov2"),
     ),
     "study": Group(
         "Run many trainings that answer one question.",
         {
-            "run": Command("Run a study, or continue it.", "mixview.experiments.command:run_study"),
-            "show": Command("Show the results of studies.", "mixview.experiments.command:show"),
-            "merge": Command("Merge the results of several machines.", "mixview.experiments.command:merge_results"),
-            "list": Command("List the studies that come with mixview.", "mixview.experiments.command:list_studies"),
+            "run": Command(
+                "Run a study, or continue it.",
+                "mixview.experiments.command:run_study",
+                ("study run paper-small --data DATA --dry-run", "study run paper-small --data DATA --cores 2"),
+                "data out cores seeds max_time dry_run",
+            ),
+            "show": Command(
+                "Show the results of studies.",
+                "mixview.experiments.command:show",
+                ("study show study", "study show study --trust_remote_code"),
+            ),
+            "merge": Command(
+                "Merge the results of several machines.",
+                "mixview.experiments.command:merge_results",
+                ("study merge study", "study merge /shared/study"),
+            ),
+            "list": Command(
+                "List the studies that come with mixview.", "mixview.experiments.command:list_studies", ("study list",)
+            ),
         },
+        ("study list", "study paper-small --data DATA --dry-run"),
         otherwise="run",
     ),
 }
@@ -129,7 +294,7 @@ def run(arguments: list[str]) -> None:
     """Find the command, parse its options, call it."""
     name, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if name in ("-h", "--help"):
-        say(overview("mixview COMMAND", ABOUT, COMMANDS) + GLOBAL_OPTIONS)
+        say(overview("mixview COMMAND", ABOUT, COMMANDS, EXAMPLES) + GLOBAL_OPTIONS)
         return
     if name == "--version":
         say(f"mixview {__version__}")
@@ -143,7 +308,7 @@ def run(arguments: list[str]) -> None:
     prog = f"mixview {name}"
     if isinstance(command, Group):
         if not rest or rest[0] in ("-h", "--help"):
-            say(overview(f"{prog} COMMAND", command.summary, command.commands))
+            say(overview(f"{prog} COMMAND", command.summary, command.commands, command.examples))
             return
         word = rest[0]
         if word in command.commands:
@@ -162,7 +327,10 @@ def run(arguments: list[str]) -> None:
     from mixview import parsing
 
     parsing.configure()
-    load(command.parse)(prog, load(command.target), [expand_home(word) for word in rest])
+    examples = [f"mixview {each}" for each in command.examples]
+    load(command.parse)(
+        prog, load(command.target), [expand_home(word) for word in rest], command.first.split(), examples
+    )
 
 
 def load(target: str) -> Any:
@@ -180,17 +348,26 @@ def find(name: str, commands: Mapping[str, Any], prog: str) -> Any:
     return commands[name]
 
 
-def overview(usage: str, about: str, commands: Mapping[str, Command | Group]) -> str:
-    """The help of a group of commands."""
+def overview(usage: str, about: str, commands: Mapping[str, Command | Group], examples: Sequence[str] = ()) -> str:
+    """The help of a group of commands, which fits in 80 columns."""
     width = max(map(len, commands))
-    lines = [f"{name:{width}}  {command.summary}" for name, command in commands.items()]
-    return "\n".join([f"usage: {usage} [--OPTION VALUE ...]", "", about, "", *(f"  {line}" for line in lines), ""])
+    lines = [
+        textwrap.fill(command.summary, 80, initial_indent=f"  {name:{width}}  ", subsequent_indent=" " * (width + 4))
+        for name, command in commands.items()
+    ]
+    shown = ["", "examples:", *(f"  mixview {each}" for each in examples)] if examples else []
+    return "\n".join([f"usage: {usage} [--OPTION VALUE ...]", "", about, "", *lines, *shown, ""])
 
 
+EXAMPLES = (
+    "pretrain --recipe small/cpu-simclr --data scenes --epochs 3 --out runs/first",
+    "evaluate knn runs/first --data scenes",
+)
 GLOBAL_OPTIONS = """
-  mixview COMMAND --help           all options of a command
+  mixview COMMAND --help           options and examples of a command
   mixview --version                the version
-  mixview --print_completion bash  a script that completes commands and options (or zsh, tcsh)
+  mixview --print_completion bash  a script that completes commands and options
+                                   (or zsh, tcsh)
 """
 
 

@@ -193,6 +193,8 @@ def convert_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
         device: the device that it is going to run on.
     """
     if isinstance(module, _BatchNorm) and not isinstance(module, SYNCHRONIZED):
+        if is_frozen(module):
+            return module
         appended = [name for name, _ in module.named_children()]
         if type(module).forward is not _BatchNorm.forward and appended != ["drop", "act"]:
             return module
@@ -206,6 +208,11 @@ def convert_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, convert_batch_norm(child, device))
     return module
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether a batch norm stays in evaluation mode (`mixview.encoders.layers.freeze`), where it looks at no batch."""
+    return "train" in vars(module)
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> list[str]:
@@ -229,7 +236,9 @@ def synchronize_batch_norm(module: nn.Module, device: torch.device) -> list[str]
         networks = list(networks[0][1].named_children())
     norms = [(name, layer) for name, net in networks for layer in net.modules() if isinstance(layer, _BatchNorm)]
     synchronized = Counter(name for name, layer in norms if isinstance(layer, SYNCHRONIZED))
-    local = Counter(type(layer).__name__ for _, layer in norms if not isinstance(layer, SYNCHRONIZED))
+    local = Counter(
+        type(layer).__name__ for _, layer in norms if not isinstance(layer, SYNCHRONIZED) and not is_frozen(layer)
+    )
     notes = []
     if synchronized:
         layers = ", ".join(f"{count} in {name}" for name, count in synchronized.items())

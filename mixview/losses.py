@@ -243,6 +243,35 @@ def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
     return (parents[rows, None, :, None] == parents[None, :, None, :]).flatten(2).any(2)
 
 
+def common_parents(mixture: Mixture) -> Mixture:
+    """Which mixtures of a batch have parents in common, and how much: SDMP's positives (Ren et al., 2022).
+
+    Mixtures a and b have `c_ab = sum_x min(share of x in a, share of x in b)` in common, 1 with themselves. The result
+    is a "mixture" of the A mixtures that every loss can read: anchor a has the parents b with `c_ab > 0`, with shares
+    `c_ab / sum_b c_ab`. Under reversal those are a itself and its partner's mixture, with the paper's 1 / (1 + c) and
+    c / (1 + c). At lam in {0, 1} it is each mixture alone. Of more than P(P - 1) + 1 such mixtures, as only a mixer
+    with more than P mixtures of an image makes, those that have most in common count.
+
+    Example:
+        >>> mixture = Mixture(torch.tensor([1, 0]), torch.tensor([0.75, 0.5]))  # 3/4 of image 0; 1/2 of image 1
+        >>> common_parents(mixture).lam  # they have 1/2 of image 0 and 1/4 of image 1 in common: 1 / (1 + 3/4)
+        tensor([0.5714, 0.5714])
+    """
+    parts = mixture.parts()
+    parents, shares = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
+    content = shares.new_zeros(len(mixture), mixture.images).scatter_add(1, parents, shares)  # [A, N]
+    common = content.new_zeros(len(mixture), len(mixture))
+    for number, (parent, _) in enumerate(parts):
+        both = torch.minimum(content.T[parent], content.gather(1, parent.unsqueeze(1)))  # of this parent, in a and b
+        repeated = (parents[:, :number] == parent.unsqueeze(1)).any(1)
+        common = common + both.masked_fill(repeated.unsqueeze(1), 0)
+    most, others = common.topk(min(len(parts) * (len(parts) - 1) + 1, len(mixture)), dim=1)
+    most = (most / most.sum(1, keepdim=True)).clamp(max=1)
+    own, *rest = zip(others.unbind(1), most.unbind(1), strict=True)
+    partner = rest[0][0] if rest else own[0]
+    return Mixture(partner, own[1], own=own[0], further=rest[1:])
+
+
 def l2_normalize(features: Tensor) -> Tensor:
     """Features of length one, in float32 at least."""
     return F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
@@ -252,6 +281,12 @@ def check_temperature(temperature: float) -> None:
     """Raise if a temperature is not a positive number."""
     if not (math.isfinite(temperature) and temperature > 0):
         raise ValueError(f"temperature must be a positive number, got {temperature}: usual values are 0.07 to 0.5")
+
+
+def check_sdmp(share: float) -> None:
+    """Raise if SDMP's part of a mixed term is not in [0, 1]."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"sdmp is a share of the mixed terms, 0 to 1, got {share}: published is 0.5")
 
 
 def check_pair(anchor: Tensor, target: Tensor, mixture: Mixture, anchor_name: str, target_name: str) -> None:

@@ -74,8 +74,15 @@ class MLP(nn.Sequential):
 
 
 def momentum_copy(online: Module) -> Module:
-    """A copy that takes no gradient and follows by `ema_update`; its batch norms keep statistics of their own."""
-    return copy.deepcopy(online).requires_grad_(False)
+    """A copy that takes no gradient and follows by `ema_update`; its batch norms keep statistics of their own.
+
+    Nothing is dropped in it at random: stochastic depth (timm's `DropPath`) is the online network's, as in DINO.
+    """
+    target = copy.deepcopy(online).requires_grad_(False)
+    for module in target.modules():
+        if type(module).__name__ == "DropPath":  # by its name: the methods need torch alone
+            module.drop_prob = 0.0
+    return target
 
 
 def check_momentum(momentum: float) -> None:

@@ -84,7 +84,7 @@ NonNegativeFloat = Annotated[float, AtLeast(0)]
 Positive = Annotated[float, MoreThan(0)]
 Share = Annotated[float, AtLeast(0), AtMost(1)]
 
-Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Accelerator = Literal["auto", "cpu", "cuda", "gpu", "mps"]
 SourceOptions = dict[str, str | bool | int | float | None]
 """Options of a dataset, plain values by name."""
@@ -178,6 +178,21 @@ def suggest(hint: Any, value: object) -> str:
     parts = [hint, *get_args(hint)]
     choices = [str(each) for part in parts if get_origin(part) is Literal for each in get_args(part)]
     return did_you_mean(value, choices) if isinstance(value, str) else ""
+
+
+def split_names(text: str | None, choices: Sequence[str], option: str) -> tuple[str, ...]:
+    """The names in `text`, separated by commas; raise if one is none of the choices.
+
+    Example:
+        >>> split_names("duplicates, outliers", ("duplicates", "outliers"), "--drop")
+        ('duplicates', 'outliers')
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
+    for name in names:
+        if name not in choices:
+            hint = did_you_mean(name, choices)
+            raise ValueError(f"{option} takes {', '.join(choices)}, separated by commas, not {brief(name)}{hint}")
+    return names
 
 
 def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:

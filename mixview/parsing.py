@@ -9,6 +9,7 @@ import argparse
 import inspect
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -27,12 +28,43 @@ from mixview.options import describe, did_you_mean, negated, suggest
 MAX_MESSAGE = 1000
 """Maximum length of an error message, which may repeat what it was given."""
 
+HELP_WIDTH = 80
+"""Maximum width of help, in columns."""
+
+EXAMPLES = "examples:\n"
+"""How the examples at the end of a command's help begin."""
+
+MANY = 9
+"""From this number of options on, help is in groups."""
+
+GROUPS: dict[str, str] = {
+    "images": """data train test test_data validation split validation_split kind data_options labels size channels
+        resize augment normalize value_range min_crop_scale cache""",
+    "encoder": "backbone weights stem zero_init stage patches trust_remote_code",
+    "training": """recipe epochs iterations batch_size lr schedule accumulate_grad_batches grad_cache sync_bn seed
+        trials resume max_time""",
+    "devices and speed": """device devices nodes accelerator precision workers augment_device channels_last compile
+        profile""",
+}
+"""In which group of the help an option stands, whatever the command; the others are specific to a command."""
+
 
 class Formatter(DefaultHelpFormatter):
     """Help with the default of an option, and without its type, which is Python's: the metavar and errors say it."""
 
+    def __init__(self, prog: str, *args: Any, **kwargs: Any) -> None:
+        width = min(HELP_WIDTH, shutil.get_terminal_size().columns)
+        super().__init__(prog, *args, **{"width": width} | kwargs)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
+
     def _format_action_invocation(self, action: argparse.Action) -> str:
         text = super()._format_action_invocation(action)
+        if isinstance(action, Switch) and len(action.option_strings) > 1:
+            text = action.option_strings[0].replace("--", "--[no_]", 1)
+        if len(text) > HELP_WIDTH - 2:
+            text = text.partition(" ")[0]  # the choices are in the help of the option
         return text.replace(".name ", " ") if action.dest.endswith(".name") and action.metavar else text
 
     def _expand_help(self, action: argparse.Action) -> str:
@@ -63,7 +95,7 @@ class Parser(ArgumentParser):
     """Names the nearest option or command when it is given one that does not exist."""
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
-        if len(self._actions) > 20:  # all of them in brackets are no help, and longer than a line
+        if len(self._actions) >= MANY:  # all of them in brackets are no help, and longer than a line
             positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
             self.usage = " ".join(["%(prog)s", *map(str, positionals), "[--OPTION VALUE ...]"])
         return super().format_help(formatter)
@@ -112,10 +144,21 @@ def load_value(text: str) -> Any:
     return content
 
 
-def parse(prog: str, target: Callable[..., Any], arguments: list[str]) -> None:
-    """Parse the options of a function, or of a dataclass with a `run` method, and call it."""
+def parse(
+    prog: str, target: Callable[..., Any], arguments: list[str], first: Sequence[str] = (), examples: Sequence[str] = ()
+) -> None:
+    """Parse the options of a function, or of a dataclass with a `run` method, and call it.
+
+    Args:
+        prog: the command, for help and errors.
+        target: what is called with the options.
+        arguments: the command line after the command.
+        first: the options that stand first in the help.
+        examples: command lines that stand last in it.
+    """
     parser = make_parser(prog, target)
     finish(parser)
+    teach(parser, first, examples)
     given = peek(arguments, "config", "recipe", "trust_remote_code")
     read_recipe = getattr(target, "read_recipe", None)
     if read_recipe is not None and given["recipe"] is not None:
@@ -229,6 +272,27 @@ def finish(parser: Parser) -> None:
                 switch.option_strings = switch.option_strings[:1]
     for option, action in list(parser._option_string_actions.items()):
         parser._option_string_actions.setdefault(option.replace("_", "-"), action)
+
+
+def teach(parser: Parser, first: Sequence[str], examples: Sequence[str]) -> None:
+    """Put the most important options of a long help first and the others into groups; end it with examples."""
+    if examples:
+        parser.epilog = EXAMPLES + "\n".join(f"  {each}" for each in examples)
+    (positionals, options), nested = parser._action_groups[:2], parser._action_groups[2:]
+    positionals.title = "arguments"
+    if len(options._group_actions) < MANY:
+        return
+    names = {"most important options": first} | {title: each.split() for title, each in GROUPS.items()}
+    groups = []
+    for title, members in names.items():
+        actions = {action.dest.removesuffix(".name"): action for action in options._group_actions}
+        chosen = [actions[name] for name in members if name in actions]
+        if chosen:
+            groups.append(parser.add_argument_group(title))
+            groups[-1]._group_actions.extend(chosen)
+            options._group_actions[:] = [action for action in options._group_actions if action not in chosen]
+    options.title = "other options"
+    parser._action_groups[:] = [positionals, *groups, options, *nested]
 
 
 def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: str) -> None:

@@ -36,9 +36,9 @@ def encoder(norm: bool = True) -> nn.Module:
     return nn.Sequential(*block(3, 6), *block(6, WIDTH), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def _simclr(norm: bool, symmetric: bool) -> SimCLR:
+def _simclr(norm: bool, symmetric: bool, sdmp: float = 0.0) -> SimCLR:
     projector = MLP((WIDTH, WIDTH, 5), norm=norm, last_norm="affine" if norm else None)
-    return SimCLR(encoder(norm), WIDTH, projector, symmetric=symmetric)
+    return SimCLR(encoder(norm), WIDTH, projector, symmetric=symmetric, sdmp=sdmp)
 
 
 METHODS: dict[str, Callable[[bool], Method]] = {
@@ -59,21 +59,28 @@ def _expander(norm: bool) -> MLP:
     return MLP((WIDTH, 9, 9, 5), norm, last_bias=False)
 
 
+def _mocov3(norm: bool, sdmp: float) -> MoCoV3:
+    projector = MLP((WIDTH, 9, 5), norm, "plain" if norm else None)
+    return MoCoV3(encoder(norm), WIDTH, projector, MLP((5, 9, 5), norm), momentum=0.9, sdmp=sdmp)
+
+
 NEWER: dict[str, Callable[[bool], Method]] = {
     "barlow-twins": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm)),
     "barlow-twins-symmetric": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm), symmetric=True),
     "barlow-twins-mixed": lambda norm: BarlowTwins(encoder(norm), WIDTH, _expander(norm), 0.05, mix_regularizer=4.0),
     "vicreg": lambda norm: VICReg(encoder(norm), WIDTH, _expander(norm)),
     "vicreg-symmetric": lambda norm: VICReg(encoder(norm), WIDTH, _expander(norm), symmetric=True),
-    "mocov3": lambda norm: MoCoV3(
-        encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm, "plain" if norm else None), MLP((5, 9, 5), norm), momentum=0.9
-    ),
+    "mocov3": lambda norm: _mocov3(norm, 0.0),
+    "mocov3-sdmp": lambda norm: _mocov3(norm, 0.5),
 }
 
 RELATIVES: dict[str, Callable[[bool], Method]] = {
     **NEWER,
     "imix": lambda norm: i_mix(encoder(norm), WIDTH, MLP((WIDTH, WIDTH, 5), norm)),
     "imix-moco": lambda norm: moco_v2(encoder(norm), WIDTH, loss_fn=batch_keys, **SMALL_QUEUE),
+    "simclr-sdmp": lambda norm: _simclr(norm, True, 0.3),
+    "simclr-one-sided-sdmp": lambda norm: _simclr(norm, False, 0.3),
+    "moco-v2-sdmp": lambda norm: moco_v2(encoder(norm), WIDTH, sdmp=0.3, **SMALL_QUEUE),
     "mixco": lambda norm: moco_mixco(encoder(norm), WIDTH, **SMALL_QUEUE),
     "mochi": lambda norm: moco_mochi(encoder(norm), WIDTH, hardest=6, pairs=4, with_query=3, **SMALL_QUEUE),
     "swav": lambda norm: SwAV(encoder(norm), WIDTH, MLP((WIDTH, 9, 5), norm), 5, prototypes=4),

@@ -249,6 +249,34 @@ def moco_v3(query: Tensor, keys: Tensor, mixture: Mixture, tau: float) -> Tensor
     return 2 * tau * total / len(query)
 
 
+def shares(a: int, mixture: Mixture) -> dict[int, float]:
+    """How much of each image is in mixture a."""
+    content: dict[int, float] = {}
+    for index, share in mixture.parts():
+        content[int(index[a])] = content.get(int(index[a]), 0.0) + float(share[a])
+    return content
+
+
+def sdmp_weights(a: int, mixture: Mixture) -> list[float]:
+    """SDMP's weights of the positives of mixture a: what each mixture has in common with it, as shares."""
+    own = shares(a, mixture)
+    common = []
+    for b in range(len(mixture)):
+        other = shares(b, mixture)
+        common.append(sum(min(own[image], other.get(image, 0.0)) for image in own))
+    return [each / sum(common) for each in common]
+
+
+def sdmp(query: Tensor, mixed_keys: Tensor, mixture: Mixture, tau: float) -> Tensor:
+    """Cross-entropy of mixtures with the mixtures of the other view that have parents in common with them."""
+    total = torch.zeros((), dtype=torch.float64)
+    for a in range(len(query)):
+        everything = sum(torch.exp(cosine(query[a], key) / tau) for key in mixed_keys)
+        for b, weight in enumerate(sdmp_weights(a, mixture)):
+            total = total - weight * torch.log(torch.exp(cosine(query[a], mixed_keys[b]) / tau) / everything)
+    return total / len(query)
+
+
 def count_unchanged(before: Tensor, after: Tensor) -> float:
     """The share of pixels that are the same in both [C, H, W], one at a time."""
     height, width = before.shape[-2:]

@@ -1,6 +1,7 @@
 """The command line."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +143,30 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
             text = capsys.readouterr().out
             assert text.startswith(f"usage: mixview {' '.join(words)}"), words
             assert "Annotated" not in text
+            assert max(map(len, text.splitlines())) <= 80, words
+            examples = text.partition("\nexamples:\n")[2].splitlines()
+            assert len(examples) == (1 if words[-1] == "list" else 2), words
+            assert all(each.startswith(f"  mixview {' '.join(words)}") for each in examples), words
+            if "important" in text:
+                first = text.partition("most important options:\n")[2].partition("\n\n")[0]
+                assert len(re.findall(r"^  --", first, re.MULTILINE)) == 6, words
+            else:
+                assert len(re.findall(r"^  -", text, re.MULTILINE)) < 9, f"{words} needs its options in groups"
+
+
+@pytest.mark.parametrize("group", ["", "evaluate", "figure", "data", "study"])
+def test_help_of_groups_fits_and_has_examples(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main([*group.split(), "--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert len(re.findall(rf"^  mixview {group}.*[^ ]$", text.partition("examples:")[2], re.MULTILINE)) >= 2
+
+
+def test_every_option_of_pretraining_is_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--help"])
+    other = capsys.readouterr().out.partition("\nother options:\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^  (-\S+)", other, re.MULTILINE)) == {"-h,", "--config"}
 
 
 def test_help_shows_the_options_of_one_method_only(capsys: pytest.CaptureFixture[str]) -> None:

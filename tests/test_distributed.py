@@ -35,7 +35,7 @@ from tests.networks import METHODS, NEWER, OBJECTIVES, RELATIVES
 TOLD_APART = [
     *((name, objective) for name in METHODS for objective in OBJECTIVES),
     *((name, "wbsim") for name in RELATIVES if name != "mochi"),
-    *((name, objective) for name in NEWER for objective in ("sim", "bsim", "own")),
+    *((name, objective) for name in NEWER for objective in ("sim", "bsim", "own", "one-per-pair")),
 ]
 # With batch norm, under mixtures; those of MoCo shuffle, which is not one process's batch norm.
 SYNCHRONIZED = {

@@ -1,5 +1,6 @@
-"""Every shell block of README and docs is run: its commands one after the other, in a folder where what they name is.
+"""Every shell block of README and docs, and every example in a command's help, is run, line by line.
 
+The folder that they run in has what they name.
 Real data and full sizes would take weeks, so options that make a command small are added behind those of the document;
 launchers get two processes on this machine. What cannot be run here is looked up: `make` has the target, `pip` has the
 extra, and of `srun` the command behind it is run.
@@ -20,7 +21,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from mixview.cli import main
+from mixview.cli import COMMANDS, Group, main
 from mixview.data.synthetic.scenes import Scenes
 from mixview.data.synthetic.writers import write
 from tests.test_documents import DOCUMENTS, ROOT, blocks
@@ -46,7 +47,7 @@ SMALLER = {
     "figure tsne-classes": "--workers 0 --classes 3 --images 4 --augmentations 2 --samples 1 --data imagenette/",
     "figure cost": "--methods [simclr] --backbone small --size 16 --rounds 1",
     "data make": "--count 20",
-    "study (show|list)": "",
+    "study (show|list|merge)": "",
     "study": "--max-time 1s",
 }
 """What is added to a command that looks so; the first that fits."""
@@ -80,6 +81,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(several[:2], "voc", "voc", progress=False)
         shutil.move("voc/VOCdevkit", "VOCdevkit")
         write([several[0], several[2]], "coco", "coco", progress=False)
+        Path("study/confirm").mkdir(parents=True)
+        for name in ("study.yaml", "results.jsonl"):
+            shutil.copy(ROOT / "study" / "confirm" / name, "study/confirm")
         blank = np.zeros((20_000, 4, 4, 3), np.uint8)
         labels = np.arange(20_000) % 10
         np.savez_compressed("DATA/cifar10.npz", x_train=blank, y_train=labels, x_test=blank[:50], y_test=labels[:50])
@@ -198,6 +202,16 @@ FOUND = {
     for path in DOCUMENTS
     for number, block in enumerate(blocks(path, "sh"), 1)
 }
+
+
+DOCUMENTED = {" ".join(line.partition("#")[0].split()) for block in FOUND.values() for line in block.splitlines()}
+EXAMPLES = [
+    f"mixview {example}"
+    for command in COMMANDS.values()
+    for each in (command.commands.values() if isinstance(command, Group) else [command])
+    for example in each.examples
+]
+FOUND |= {example: example for example in EXAMPLES if example not in DOCUMENTED}
 
 
 @pytest.mark.parametrize("name", FOUND)

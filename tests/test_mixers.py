@@ -1,5 +1,6 @@
 """Mixtures beyond the paper: lam per pair, one anchor per pair, ResizeMix, FMix, PatchMix of two images and more."""
 
+import random
 from typing import Any
 
 import pytest
@@ -26,8 +27,27 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("name", [*SELECTING, "resizemix", "patchmix of 3"])
+def test_shares_are_those_of_the_pixels_for_a_thousand_shapes(name: str) -> None:
+    """Image i has values from 10 i to 10 i + 1: what a pixel is from can be seen, resized or not."""
+    mixer = PatchMix(lam_per="image", parents=3) if name == "patchmix of 3" else ALL[name](lam_per="image")
+    shapes = random.Random(0)
+    for seed in range(1000):
+        n, height, width = shapes.randint(2, 6), shapes.randint(4, 40), shapes.randint(4, 40)
+        images = torch.rand(n, 1, height, width, generator=seeded(seed), dtype=torch.float64)
+        images += 10 * torch.arange(n).view(n, 1, 1, 1)
+        mixture = mixer.draw(images, seeded(seed))
+        origin = (mixture(images) / 10).floor().long().flatten(1)
+        counted = torch.zeros(n, n, dtype=torch.float64)
+        counted.scatter_add_(1, origin, torch.ones_like(origin, dtype=torch.float64))
+        shares = torch.zeros(n, n, dtype=torch.float64)
+        for index, share in mixture.parts():
+            shares.scatter_add_(1, index.unsqueeze(1), share.unsqueeze(1))
+        torch.testing.assert_close(shares * height * width, counted, rtol=0, atol=1e-9)
+
+
 @given(**SHAPES, name=st.sampled_from([*SELECTING]), lam_per=st.sampled_from(("batch", "pair", "image")))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_lam_is_the_share_of_pixels_kept(n, height, width, alpha, seed, name, lam_per) -> None:
     images = distinct(n, height, width)
     mixture = SELECTING[name](alpha, lam_per=lam_per).draw(images, seeded(seed))

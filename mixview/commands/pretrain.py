@@ -1,12 +1,13 @@
 """`mixview pretrain`: options that start from a recipe or a stored run, and those of one method only."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mixview.extensions import METHODS, require_consent
-from mixview.parsing import Parser, add_group, finish, make_parser, peek, read_settings, set_defaults
+from mixview.parsing import Parser, add_group, finish, make_parser, peek, read_settings, set_defaults, teach
 from mixview.recipes import merge, method_group, read
-from mixview.train.config import DEFAULT_METHOD, PretrainConfig, from_plain
+from mixview.train.config import DEFAULT_METHOD, EARLIER, PretrainConfig, from_plain
 
 RECIPE = "Recipe to start from (`mixview recipes` lists them), or a YAML file of your own; further options change it."
 METHOD = "Self-supervised method: {}, or your own by import path, such as mine.BarlowTwins."
@@ -14,9 +15,16 @@ TRUST = """Import a backbone, method, mixer or augmentation of your own that a f
 resumed. That runs its code; what you name on the command line needs no such consent."""
 
 
-def parse(prog: str, target: type[PretrainConfig], arguments: list[str]) -> None:
+def parse(
+    prog: str,
+    target: type[PretrainConfig],
+    arguments: list[str],
+    first: Sequence[str] = (),
+    examples: Sequence[str] = (),
+) -> None:
     """Parse the options, and train."""
     parser = build_parser(prog, arguments)
+    teach(parser, first, examples)
     values = parser.parse_args(arguments).as_dict()
     config = from_plain(
         {name: value for name, value in values.items() if name not in ("recipe", "config", "trust_remote_code")}
@@ -53,7 +61,9 @@ def starting_settings(given: dict[str, Any], arguments: list[str]) -> tuple[dict
         from mixview.runs.run_directory import RunDirectory
 
         where = str(Path(given["out"]) / "config.yaml")
-        settings = {name: each for name, each in RunDirectory.open(given["out"]).config.items() if name in FIELDS}
+        settings = EARLIER | {
+            name: each for name, each in RunDirectory.open(given["out"]).config.items() if name in FIELDS
+        }
     elif given["recipe"] is not None:
         where = f"the recipe {given['recipe']}"
         settings = read(given["recipe"]).settings

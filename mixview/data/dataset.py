@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch.utils.data import get_worker_info
 
-from mixview.data.decode import Decoder, Mode
+from mixview.data.decode import ChooseFactor, Decoder, Mode
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
@@ -84,6 +84,8 @@ class ImageSample:
     """[H, W, C]"""
     index: int
     """Which image it is: the requested one, or the one that replaces it."""
+    full_size: tuple[int, int]
+    """Height and width of the whole image, of which the pixels may be a smaller copy."""
 
 
 @final
@@ -119,6 +121,10 @@ class ImageDataset:
         return len(self.source)
 
     def __getitem__(self, index: int) -> ImageSample:
+        return self.load(index)
+
+    def load(self, index: int, choose_factor: ChooseFactor | None = None) -> ImageSample:
+        """An image, decoded by some factor smaller than it is where its format can be, or whole."""
         if not 0 <= index < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} images")
         bad = self._bad.numpy()  # the same memory; indexing a tensor makes a tensor
@@ -127,13 +133,28 @@ class ImageDataset:
             if bad[candidate]:
                 continue
             try:
-                return ImageSample(self.decode(candidate), candidate)
+                return self._sample(candidate, choose_factor)
             except BadImage as error:
                 bad[candidate] = True
                 self._reasons[candidate] = error.reason
                 announce(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
         raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
+
+    def _sample(self, index: int, choose_factor: ChooseFactor | None) -> ImageSample:
+        """This very image, or `BadImage`."""
+        if choose_factor is None:
+            pixels = self.decode(index)
+            return ImageSample(pixels, index, pixels.shape[:2])
+        full_size: tuple[int, int] | None = None
+
+        def choose(height: int, width: int) -> int:
+            nonlocal full_size
+            full_size = height, width
+            return choose_factor(height, width)
+
+        pixels = self.decoder(self.source.read(index), self.source.name(index), choose)
+        return ImageSample(pixels, index, full_size or pixels.shape[:2])
 
     def decode(self, index: int) -> Pixels:
         """This very image, or `BadImage`."""

@@ -15,6 +15,8 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, final
 
 import numpy as np
@@ -25,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from mixview.data.augment import numba_backend, reference
 from mixview.data.augment.policies import Policy
 from mixview.data.augment.torch_backend import RawBatch, make_views, pack_raw_batch, require_augmentations
+from mixview.data.dataset import ImageDataset
 from mixview.data.sources.base import Pixels
 from mixview.rng import seed_from
 
@@ -52,11 +55,52 @@ class ImageSample(Protocol):
 
 
 class Images(Protocol):
-    """Decoded images by index."""
+    """Decoded images by index; of an `ImageDataset` large ones are decoded only as far as the views need them."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> ImageSample: ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An image that is to become views."""
+
+    pixels: Pixels
+    """[H, W, C]"""
+    index: int
+    """Which image it is: the requested one, or one that replaces it."""
+    seed: int
+    """The seed of its views."""
+    full_size: tuple[int, int]
+    """Height and width of the image that the pixels are a smaller copy of, or their own."""
+
+
+@final
+class SampleReader:
+    """Reads images by key, as far as their views need them.
+
+    Args:
+        images: decoded images by index.
+        policy: how each view is made.
+        seed: seed of the views.
+        exact_decoding: decode large images whole, even where views show them much smaller.
+    """
+
+    def __init__(self, images: Images, policy: Policy, seed: int, exact_decoding: bool) -> None:
+        self.images = images
+        self.seed = seed
+        self.choose_factor = None if exact_decoding else numba_backend.decode_factor(policy)
+
+    def __call__(self, key: Key) -> Sample:
+        epoch, index = key
+        seed = seed_from("views", self.seed, epoch, index)
+        if self.choose_factor is None or not isinstance(self.images, ImageDataset):
+            sample = self.images[index]
+            return Sample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
+        loaded = self.images.load(index, partial(self.choose_factor, seed))
+        return Sample(loaded.pixels, loaded.index, seed, loaded.full_size)
 
 
 @final
@@ -71,54 +115,62 @@ class ViewDataset(Dataset[Item]):
         policy: how each view is made.
         seed: seed of the views.
         backend: the native kernel, or the plain reference.
+        exact_decoding: decode large images whole, even where views show them much smaller.
     """
 
-    def __init__(self, images: Images, policy: Policy, seed: int = 0, backend: Backend = "numba") -> None:
+    def __init__(
+        self,
+        images: Images,
+        policy: Policy,
+        seed: int = 0,
+        backend: Backend = "numba",
+        exact_decoding: bool = False,
+    ) -> None:
         self.images = images
         self.policy = policy
         self.seed = seed
         self.backend = backend
+        self.read = SampleReader(images, policy, seed, exact_decoding)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, key: Key) -> Item:
-        epoch, index = key
-        sample = self.images[index]
-        if self.backend == "numba":
-            return numba_backend.make_views(sample.pixels, self.seed, epoch, index, self.policy), sample.index
-        return reference.make_views(to_tensor(sample.pixels), self.seed, epoch, index, self.policy), sample.index
+        views, indices = self.__getitems__([key])
+        return tuple(view[0] for view in views), int(indices[0])
 
     def __getitems__(self, keys: list[Key]) -> Batch:
         """The batch of these keys, in their order."""
         views = tuple[Tensor, ...]()
         indices = list[int]()
-        waiting = list[Pixels]()
+        waiting = list[Sample]()
 
         def make() -> None:
             """The views of the images that wait, which are the last that were read."""
             start = len(indices) - len(waiting)
             rows = [view[start : len(indices)] for view in views]
+            first = waiting[0]
             if self.backend == "numba":
-                seeds = [seed_from("views", self.seed, *key) for key in keys[start : len(indices)]]
-                images = np.stack(waiting) if len(waiting) > 1 else waiting[0][None]
-                numba_backend.fill_views(images, seeds, self.policy, rows)
+                seeds = [sample.seed for sample in waiting]
+                images = np.stack([sample.pixels for sample in waiting]) if len(waiting) > 1 else first.pixels[None]
+                numba_backend.fill_views(images, seeds, self.policy, rows, first.full_size)
             else:
-                reference_views = reference.make_views(to_tensor(waiting[0]), self.seed, *keys[start], self.policy)
+                pixels = to_tensor(first.pixels)
+                reference_views = reference.make_views(pixels, self.seed, *keys[start], self.policy, first.full_size)
                 for row, view in zip(rows, reference_views, strict=True):
                     row.copy_(view[None])
             waiting.clear()
 
-        for _, index in keys:
-            sample = self.images[index]
+        for key in keys:
+            sample = self.read(key)
             pixels = sample.pixels
             if not views:
                 channels = pixels.shape[2]
                 views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
             check_channels(sample, views[0].shape[1])
-            if waiting and waiting[-1].shape != pixels.shape:
+            if waiting and (waiting[-1].pixels.shape, waiting[-1].full_size) != (pixels.shape, sample.full_size):
                 make()
-            waiting.append(pixels)
+            waiting.append(sample)
             indices.append(sample.index)
             if self.backend == "reference" or pixels.shape[0] * pixels.shape[1] > MAX_BATCHED_PIXELS:
                 make()
@@ -137,28 +189,35 @@ class RawBatchDataset(Dataset[RawBatch]):
         images: decoded images by index.
         policy: how each view is made.
         seed: seed of the views.
+        exact_decoding: decode large images whole, even where views show them much smaller.
     """
 
-    def __init__(self, images: Images, policy: Policy, seed: int = 0) -> None:
+    def __init__(self, images: Images, policy: Policy, seed: int = 0, exact_decoding: bool = False) -> None:
         require_augmentations(policy)
         self.images = images
         self.policy = policy
         self.seed = seed
+        self.read = SampleReader(images, policy, seed, exact_decoding)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitems__(self, keys: list[Key]) -> RawBatch:
         """The batch of these keys, in their order."""
-        samples = [self.images[index] for _, index in keys]
+        samples = [self.read(key) for key in keys]
         for sample in samples:
             check_channels(sample, samples[0].pixels.shape[2])
-        seeds = [seed_from("views", self.seed, *key) for key in keys]
-        pixels, indices = [each.pixels for each in samples], [each.index for each in samples]
-        return pack_raw_batch(pixels, seeds, indices, self.policy, new_tensor)
+        return pack_raw_batch(
+            [sample.pixels for sample in samples],
+            [sample.seed for sample in samples],
+            [sample.index for sample in samples],
+            self.policy,
+            new_tensor,
+            [sample.full_size for sample in samples],
+        )
 
 
-def check_channels(sample: ImageSample, channels: int) -> None:
+def check_channels(sample: Sample, channels: int) -> None:
     """Raise if an image has other channels than its batch."""
     if sample.pixels.shape[2] != channels:
         raise ValueError(
@@ -364,6 +423,7 @@ def view_loader(
     prefetch: int = 2,
     backend: Backend = "numba",
     device: torch.device | None = None,
+    exact_decoding: bool = False,
 ) -> "Loader | DeviceViewLoader":
     """A loader of (views, indices [B]), bit for bit the same with any number of workers; views are [B, C, S, S] each.
 
@@ -376,6 +436,8 @@ def view_loader(
         prefetch: batches that each worker is ahead.
         backend: the native kernel, or the plain reference: the same views to four decimals.
         device: make the views there instead, of pixels that the workers send: again the same to four decimals.
+        exact_decoding: decode large images whole, even where views show them much smaller; by default a JPEG or JPEG
+            2000 is decoded at 1/2, 1/4 or 1/8 of its sides where every view of it still has to be shrunk.
 
     Example:
         >>> from mixview.data import ImageDataset, load_policy, open_dataset
@@ -390,9 +452,9 @@ def view_loader(
     if backend == "numba":
         numba_backend.prepare()  # here, so that workers need not compile, each for itself
     dataset: Dataset[Any] = (
-        ViewDataset(images, policy, sampler.seed, backend)
+        ViewDataset(images, policy, sampler.seed, backend, exact_decoding)
         if device is None
-        else RawBatchDataset(images, policy, sampler.seed)
+        else RawBatchDataset(images, policy, sampler.seed, exact_decoding)
     )
     loader = Loader(
         dataset,

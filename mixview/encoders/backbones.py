@@ -63,6 +63,7 @@ def build(
     stem: Stem = "auto",
     weights: str | None = None,
     zero_init_residual: bool | None = False,
+    drop_path: float = 0.0,
 ) -> Backbone:
     """The encoder of this name.
 
@@ -79,6 +80,8 @@ def build(
             default random.
         zero_init_residual: start the last batch norm of every residual block at zero (ResNets only); None does
             so where there are any.
+        drop_path: stochastic depth of a timm model or `small-vit`: the probability that its last block is skipped in
+            training, from 0 in the first on.
 
     Example:
         >>> backbone = build("small", size=32)
@@ -92,6 +95,7 @@ def build(
         stem=stem,
         zero_init_residual=zero_init_residual,
         pretrained=weights == "imagenet",
+        drop_path=drop_path,
     )
     if weights is not None and weights != "imagenet":
         path = weights_file(weights)
@@ -117,13 +121,18 @@ def construct(
     stem: Stem = "auto",
     zero_init_residual: bool | None = False,
     pretrained: bool = False,
+    drop_path: float = 0.0,
 ) -> tuple[nn.Module, str, Stem, list[str]]:
     """The module alone, not tried out: encoder, its full name, the stem it got, and notes. See `build`."""
     if size < 1 or channels < 1:
         raise ValueError(f"size and channels must be at least 1, got {size} and {channels}")
     if stem not in get_args(Stem):
         raise ValueError(f'stem must be "auto", "small" or "standard", got {stem!r}')
+    if not 0 <= drop_path < 1:
+        raise ValueError(f"drop_path is a probability, at least 0 and less than 1, got {drop_path}")
     library, short = resolve_name(name)
+    if drop_path and library != "timm" and short != "small-vit":
+        raise ValueError(f"drop_path is for timm's models and small-vit, and {name} is neither: set drop_path to 0")
     full_name = short if library in ("mixview", "own") else f"{library}/{short}"
     notes: list[str] = []
     wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE_SIZE)
@@ -131,7 +140,7 @@ def construct(
 
     if short == "small-vit":
         patch = 4 if wants_small else 16
-        encoder: nn.Module = small_vit(channels, size, patch)
+        encoder: nn.Module = small_vit(channels, size, patch, drop_path)
         is_resnet = False
         notes.append(f"Patches of {patch} pixels, for images of {size}.")
     elif library == "mixview":
@@ -144,7 +153,7 @@ def construct(
     elif library == "torchvision":
         encoder, is_resnet = torchvision_model(short, size, zero_where_possible)
     else:
-        encoder, is_resnet = timm_model(short, size, channels, zero_where_possible, pretrained)
+        encoder, is_resnet = timm_model(short, size, channels, zero_where_possible, pretrained, drop_path)
     if library != "own":
         check_patches(encoder, full_name, size)
 
@@ -285,7 +294,7 @@ def timm_options(name: str, size: int, channels: int) -> dict[str, Any]:
 
 
 def timm_model(
-    name: str, size: int, channels: int, zero_init_residual: bool, pretrained: bool
+    name: str, size: int, channels: int, zero_init_residual: bool, pretrained: bool, drop_path: float
 ) -> tuple[nn.Module, bool]:
     """A timm model without its classifier, and whether it is a ResNet."""
     timm = import_optional("timm")
@@ -296,12 +305,15 @@ def timm_model(
     if pretrained and not timm.models.is_model_pretrained(name):
         raise ValueError(f"timm has no ImageNet weights of {name}: leave weights out, or pass a file")
     options = timm_options(name, size, channels) | {"pretrained": pretrained}
+    options |= {"drop_path_rate": drop_path} if drop_path else {}
     if is_resnet := is_timm_resnet(name):
         options["zero_init_last"] = zero_init_residual
     try:
         try:
             model = create_timm_model(name, options)
-        except TypeError as error:  # some models of a fixed size cannot be made for another
+        except TypeError as error:  # some models have no drop path, and some of a fixed size cannot be made for another
+            if "drop_path_rate" in str(error):
+                raise ValueError(f"timm/{name} has no drop path: set drop_path to 0") from error
             if "img_size" not in str(error):
                 raise
             fixed = timm.get_pretrained_cfg(name).input_size[-1]
@@ -520,7 +532,7 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
 # The small ViT and ResNet
 
 
-def small_vit(channels: int, size: int, patch: int) -> nn.Module:
+def small_vit(channels: int, size: int, patch: int, drop_path: float = 0.0) -> nn.Module:
     """timm's vision transformer of width 128, 4 blocks and 4 heads; features [N, 128] are its class token.
 
     It takes images of any size that is a multiple of the patch, by resizing its position embeddings.
@@ -536,6 +548,7 @@ def small_vit(channels: int, size: int, patch: int) -> nn.Module:
         embed_dim=128,
         depth=4,
         num_heads=4,
+        drop_path_rate=drop_path,
         dynamic_img_size=True,
     )
     return cast(nn.Module, encoder)

@@ -5,20 +5,32 @@
 A Parquet file has a row per image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`.
 A .npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
 mixview's cache (`mixview.encoders.features`), which is made by several processes and resumed after a kill.
+
+With `--patches` an image has a feature for each patch of a grid: in Parquet `grid` is its height and width and
+`feature` the patches row by row, each of D numbers; the .npy file is [N, h, w, D].
 """
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mixview.data.sources.base import Source
 from mixview.data.sources.registry import SourceOptions, open_dataset
-from mixview.encoders.features import Features, Stage, extract, rank_and_world_size
+from mixview.encoders.features import (
+    PATCHES,
+    Features,
+    PatchStage,
+    Stage,
+    extract,
+    measure_patches,
+    rank_and_world_size,
+)
 from mixview.encoders.loading import ComputeConfig, EncoderConfig, LoadedEncoder
 from mixview.encoders.optional import import_optional
 from mixview.encoders.transforms import CenterCrop, ResizeToSquare, Transform
@@ -30,6 +42,8 @@ from mixview.runs.progress_bar import bar
 
 ROWS = 8192
 """Images that are written together: a row group of Parquet."""
+PATCH_ROWS = 64
+"""The same for patches, each image of which has hundreds of features."""
 
 
 class Embedded(NamedTuple):
@@ -39,7 +53,14 @@ class Embedded(NamedTuple):
     source: Source
     features: Features
     transform: Transform
-    stage: Stage
+    stage: Stage | PatchStage
+    grid: tuple[int, ...] = ()
+    """Height and width of the grid of patches; empty for features of whole images."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[D], or [h, w, D] of patches."""
+        return (*self.grid, self.rows().shape[1] // math.prod(self.grid))
 
     def rows(self) -> npt.NDArray[np.float32]:
         """[N, D] of all images of the source, those that could not be read among them, mapped into memory."""
@@ -64,24 +85,26 @@ class Embedding(ComputeConfig, EncoderConfig):
     resize: Literal["crop", "squash"] = "crop"
     """crop the center of each image, or squash the whole image into a square."""
 
-    def embed(self) -> Embedded:
-        """Features of all the images, from the cache or made now."""
+    def embed(self, *, patches: bool = False) -> Embedded:
+        """Features of all the images, or of their patches, from the cache or made now."""
         if self.data is None:
             raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
         options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
         source = open_dataset(self.data, self.split, **options)
         loaded = self.load_for(source)
         transform = (ResizeToSquare if self.resize == "squash" else CenterCrop)(loaded.size, loaded.normalize)
+        stage = cast(PatchStage, self.stage + PATCHES) if patches else self.stage
         features = extract(
             loaded,
             source,
             transform,
-            stages=(self.stage,),
+            stages=(stage,),
             device=self.device,
             devices=self.devices,
             workers=self.workers,
         )
-        return Embedded(loaded, source, features, transform, self.stage)
+        grid = measure_patches(loaded, self.stage)[:2] if patches else ()
+        return Embedded(loaded, source, features, transform, stage, grid)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +113,8 @@ class Embed(Embedding):
 
     out: Annotated[str, ROOM] = "features.parquet"
     """The file to write: .parquet, or .npy with a .csv of paths beside it."""
+    patches: bool = False
+    """Write a feature for each patch: a ResNet stage's maps (of avgpool the last ones), or a ViT's patch tokens."""
 
     def run(self) -> Path:
         """Make the features and write them. Returns the file."""
@@ -99,7 +124,7 @@ class Embed(Embedding):
         if out.suffix == ".parquet":
             import_optional("pyarrow", "embed")  # whether it is there is better known before hours of work than after
         out.parent.mkdir(parents=True, exist_ok=True)
-        embedded = self.embed()
+        embedded = self.embed(patches=self.patches)
         if rank_and_world_size()[0] > 0:  # one process of many writes
             return out
         about = describe(embedded, str(self.data))
@@ -111,8 +136,9 @@ class Embed(Embedding):
                 write_names(file, embedded)
             with atomic_write(out) as file:
                 write_npy(file, embedded)
-        count = len(embedded.features.indices)
-        say(f"wrote {out}: {count} images of {about['encoder']}, {embedded.rows().shape[1]} numbers each")
+        count, width = len(embedded.features.indices), embedded.shape[-1]
+        patches = f"{'×'.join(map(str, embedded.grid))} patches of " if embedded.grid else ""
+        say(f"wrote {out}: {count} images of {about['encoder']}, {patches}{width} numbers each")
         return out
 
 
@@ -144,11 +170,11 @@ def describe(embedded: Embedded, data: str) -> dict[str, str]:
 
 
 def parts(embedded: Embedded) -> Iterator[npt.NDArray[np.int64]]:
-    """The images that could be read, `ROWS` at a time."""
-    indices = embedded.features.indices
+    """The images that could be read, `ROWS` or `PATCH_ROWS` at a time."""
+    indices, count = embedded.features.indices, PATCH_ROWS if embedded.grid else ROWS
     with bar("writing", len(indices)) as advance:
-        for start in range(0, len(indices), ROWS):
-            some = indices[start : start + ROWS]
+        for start in range(0, len(indices), count):
+            some = indices[start : start + count]
             yield some
             advance(len(some))
 
@@ -168,11 +194,15 @@ def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> 
     """A row per image; what made the features is in the file's metadata, under `mixview`."""
     pa, pq = import_optional("pyarrow", "embed"), import_optional("pyarrow.parquet", "embed")
     rows, labels = embedded.rows(), labels_of(embedded.source)
-    width = rows.shape[1]
+    width = embedded.shape[-1]
     columns = [("path", pa.string())]
     if labels is not None:
         columns.append((labels[0], pa.string() if labels[0] == "label" else pa.list_(pa.string())))
-    schema = pa.schema([*columns, ("feature", pa.list_(pa.float32(), width))])
+    feature = pa.list_(pa.float32(), width)
+    if embedded.grid:
+        columns.append(("grid", pa.list_(pa.int32(), 2)))
+        feature = pa.list_(feature, math.prod(embedded.grid))
+    schema = pa.schema([*columns, ("feature", feature)])
     schema = schema.with_metadata({"mixview": json.dumps(about, ensure_ascii=False)})
     with pq.ParquetWriter(file, schema) as writer:
         for some in parts(embedded):
@@ -180,7 +210,11 @@ def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> 
             if labels is not None:
                 values.append([labels[1][index] for index in some.tolist()])
             flat = np.ascontiguousarray(rows[some]).reshape(-1)
-            values.append(pa.FixedSizeListArray.from_arrays(pa.array(flat), width))
+            features = pa.FixedSizeListArray.from_arrays(pa.array(flat), width)
+            if embedded.grid:
+                values.append([embedded.grid] * len(some))
+                features = pa.FixedSizeListArray.from_arrays(features, math.prod(embedded.grid))
+            values.append(features)
             writer.write_table(pa.table(values, schema=schema))
 
 
@@ -190,9 +224,9 @@ def as_unicode(name: str) -> str:
 
 
 def write_npy(file: BinaryIO, embedded: Embedded) -> None:
-    """[N, D] of float32, without the images that could not be read."""
+    """[N, D] of float32, or [N, h, w, D] of patches, without the images that could not be read."""
     rows = embedded.rows()
-    shape = (len(embedded.features.indices), rows.shape[1])
+    shape = (len(embedded.features.indices), *embedded.shape)
     header = {"descr": np.lib.format.dtype_to_descr(rows.dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for some in parts(embedded):
@@ -214,7 +248,7 @@ def write_names(file: BinaryIO, embedded: Embedded) -> None:
 
 
 def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]:
-    """The paths and the features [N, D] of a file that `mixview embed` wrote.
+    """The paths and the features [N, D] (of patches [N, h, w, D]) of a file that `mixview embed` wrote.
 
     Example:
         >>> scenes = {"data": "scenes", "data_options": {"count": 8, "size": 16}}
@@ -227,7 +261,10 @@ def read_features(path: str | Path) -> tuple[list[str], npt.NDArray[np.float32]]
     path = Path(path)
     if path.suffix == ".npy":
         return [row["path"] for row in read_rows(path.with_suffix(".csv"))], np.load(path)
-    table = import_optional("pyarrow.parquet", "embed").read_table(path, columns=["path", "feature"])
+    table = import_optional("pyarrow.parquet", "embed").read_table(path)
     features = table["feature"].combine_chunks()
-    width = features.type.list_size
-    return table["path"].to_pylist(), features.flatten().to_numpy().reshape(-1, width)
+    shape: tuple[int, ...] = (features.type.list_size,)
+    if "grid" in table.column_names:
+        shape = (*table["grid"][0].as_py(), features.type.value_type.list_size)
+        features = features.flatten()
+    return table["path"].to_pylist(), features.flatten().to_numpy().reshape(-1, *shape)

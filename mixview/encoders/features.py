@@ -10,15 +10,16 @@ processes, of one command (`devices`) or started by torchrun, take blocks in tur
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, TypeVar, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ from mixview.runs.devices import require_accelerator
 from mixview.runs.progress_bar import Advance, bar
 
 Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
+PatchStage = Literal["stem-patches", "res2-patches", "res3-patches", "res4-patches", "res5-patches", "avgpool-patches"]
+"""The same stages, not pooled; `avgpool-patches` is what an encoder pools at its end."""
 
 FORMAT = 1
 """Version of the cache; raised when the same key would mean other numbers."""
@@ -79,6 +82,8 @@ POOLS: dict[str, Pool] = {
     "res4": Pool(8, 3, 0, 14, 3),
     "res5": Pool(6, 1, 0, 7, 2),
 }
+PATCHES = "-patches"
+AnyStage = TypeVar("AnyStage", Stage, PatchStage, Stage | PatchStage)
 STAGES: tuple[Stage, ...] = ("stem", "res2", "res3", "res4", "res5", "avgpool")
 
 
@@ -88,33 +93,108 @@ def stages_of(encoder: nn.Module) -> tuple[Stage, ...]:
     return STAGES if layers and (hasattr(encoder, "relu") or hasattr(encoder, "act1")) else ("avgpool",)
 
 
+def check_stages(encoder: nn.Module, stages: Iterable[str]) -> None:
+    """Raise if an encoder lacks one of the stages."""
+    missing = [stage for stage in stages if stage not in stages_of(encoder)]
+    if missing:
+        raise ValueError(
+            f"{type(encoder).__name__} has no stage {missing[0]}, only a ResNet has: use avgpool, its output"
+        )
+
+
+def stage_module(encoder: nn.Module, stage: str) -> nn.Module:
+    """The part of a ResNet whose output a stage is."""
+    stem = "relu" if hasattr(encoder, "relu") else "act1"  # torchvision's name, and timm's
+    return encoder.get_submodule(stem if stage == "stem" else f"layer{int(stage[3:]) - 1}")
+
+
+@final
+class PatchMaps(nn.Module):
+    """Features of each patch of square images: [N, C, S, S] -> [N, D, h, w].
+
+    They are a ResNet stage's maps (with `avgpool` the last ones) or a vision transformer's normalized patch tokens,
+    without class token and registers; of another network the maps that it pools at its end.
+    """
+
+    def __init__(self, encoder: nn.Module, stage: Stage = "avgpool") -> None:
+        super().__init__()
+        check_stages(encoder, (stage,))
+        self.encoder = encoder
+        if stage == "avgpool" and stages_of(encoder) == STAGES:
+            stage = "res5"
+        self.stage = stage
+
+    def forward(self, images: Tensor) -> Tensor:
+        encoder = self.encoder
+        if self.stage != "avgpool":
+            return self.run_until(stage_module(encoder, self.stage), images)
+        if hasattr(encoder, "forward_features"):  # timm
+            features: Tensor = cast(Callable[[Tensor], Tensor], encoder.forward_features)(images)
+            if features.ndim == 3:
+                return tokens_to_maps(features, int(getattr(encoder, "num_prefix_tokens", 0)))
+            return features.permute(0, 3, 1, 2) if getattr(encoder, "output_fmt", "") == "NHWC" else features
+        if hasattr(encoder, "conv_proj") and hasattr(encoder, "encoder"):  # torchvision's ViT
+            return tokens_to_maps(self.run_until(encoder.get_submodule("encoder"), images), 1)
+        if hasattr(encoder, "avgpool"):
+            return self.run_until(encoder.get_submodule("avgpool"), images, of_input=True)
+        raise ValueError(
+            f"{type(encoder).__name__} has no patch features that mixview can find: use a ResNet or a ViT of "
+            "torchvision or timm, or give your module a forward_features that returns maps [N, D, h, w]"
+        )
+
+    def run_until(self, module: nn.Module, images: Tensor, *, of_input: bool = False) -> Tensor:
+        """The output (or input) of a part of the encoder for these images."""
+        kept: list[Tensor] = []
+        hook = module.register_forward_hook(
+            lambda module, inputs, output: kept.append(inputs[0] if of_input else output)
+        )
+        try:
+            self.encoder(images)
+        finally:
+            hook.remove()
+        return kept[-1]
+
+
+def tokens_to_maps(tokens: Tensor, prefix: int) -> Tensor:
+    """Tokens [N, prefix + h * w, D] of square images, `prefix` of them of no place, as maps [N, D, h, w]."""
+    patches = tokens[:, prefix:].transpose(1, 2)
+    side = math.isqrt(patches.shape[2])
+    if side * side != patches.shape[2]:
+        raise ValueError(f"{patches.shape[2]} patch tokens are no square: patch features are of square images only")
+    return patches.reshape(*patches.shape[:2], side, side)
+
+
 @final
 class StageFeatures(nn.Module):
-    """Several stages of an encoder in one pass: images -> {stage: [N, D]}, `avgpool` being the encoder's own output."""
+    """Several stages of an encoder in one pass: images -> {stage: [N, D]}, `avgpool` being the encoder's own output.
 
-    def __init__(self, encoder: nn.Module, stages: Sequence[Stage]) -> None:
+    Of patches D is all of them, row by row: h * w * their width.
+    """
+
+    def __init__(self, encoder: nn.Module, stages: Sequence[Stage | PatchStage]) -> None:
         super().__init__()
-        missing = [stage for stage in stages if stage not in stages_of(encoder)]
-        if missing:
-            raise ValueError(
-                f"{type(encoder).__name__} has no stage {missing[0]}, only a ResNet has: use avgpool, its output"
-            )
+        check_stages(encoder, [stage.removesuffix(PATCHES) for stage in stages])
         self.encoder = encoder
         self.stages = tuple(stages)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
-        pooled: dict[str, Tensor] = {}
+        patches = {
+            stage: PatchMaps(self.encoder, cast(Stage, stage.removesuffix(PATCHES)))(images)
+            for stage in self.stages
+            if stage.endswith(PATCHES)
+        }
+        pooled: dict[str, Tensor] = {stage: maps.permute(0, 2, 3, 1).flatten(1) for stage, maps in patches.items()}
+        if len(pooled) == len(self.stages):
+            return pooled
         hooks = []
         for stage in self.stages:
-            if stage == "avgpool":
+            if stage == "avgpool" or stage in pooled:
                 continue
-            stem = "relu" if hasattr(self.encoder, "relu") else "act1"  # torchvision's name, and timm's
-            name = stem if stage == "stem" else f"layer{int(stage[3:]) - 1}"
 
             def keep(module: nn.Module, inputs: Any, maps: Tensor, stage: str = stage) -> None:
                 pooled[stage] = POOLS[stage](maps)
 
-            hooks.append(self.encoder.get_submodule(name).register_forward_hook(keep))
+            hooks.append(stage_module(self.encoder, stage).register_forward_hook(keep))
         try:
             output: Tensor = self.encoder(images)
         finally:
@@ -132,9 +212,9 @@ class Features:
     """Where they are kept."""
     indices: npt.NDArray[np.int64]
     """[M] the images that could be read, by their index in the source."""
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage | PatchStage, ...]
 
-    def __getitem__(self, stage: Stage) -> Tensor:
+    def __getitem__(self, stage: Stage | PatchStage) -> Tensor:
         """[M, D] float32"""
         rows: npt.NDArray[np.float32] = np.load(self.folder / f"{stage}.npy", mmap_mode="c")
         return torch.from_numpy(rows if len(self.indices) == len(rows) else rows[self.indices])
@@ -145,7 +225,7 @@ def extract(
     source: Source,
     transform: Transform,
     *,
-    stages: Sequence[Stage] = ("avgpool",),
+    stages: Sequence[Stage | PatchStage] = ("avgpool",),
     device: str = "auto",
     devices: int = 1,
     workers: int | None = None,
@@ -201,7 +281,7 @@ def fill(
     loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
-    stages: Sequence[Stage],
+    stages: Sequence[Stage | PatchStage],
     device: torch.device,
     rank: int,
     world_size: int,
@@ -266,7 +346,7 @@ def load_blocks(
 # The cache
 
 
-def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage]) -> str:
+def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage | PatchStage]) -> str:
     """What decides the features: weights, images, transform, stages."""
     content = hashlib.blake2b(digest_size=8)
     for number in np.unique(np.linspace(0, len(source) - 1, SAMPLE).astype(np.int64)).tolist():
@@ -280,7 +360,7 @@ def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stage
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 
-def prepare(folder: Path, count: int, widths: Mapping[Stage, int]) -> None:
+def prepare(folder: Path, count: int, widths: Mapping[Stage | PatchStage, int]) -> None:
     """Make the empty arrays, all at once: beside, then renamed, so that the folder appears atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent))
@@ -305,13 +385,22 @@ def open_array(folder: Path, name: str) -> Any:
     return np.lib.format.open_memmap(folder / f"{name}.npy", mode="r+")
 
 
-def measure_widths(loaded: LoadedEncoder, stages: Sequence[Stage]) -> dict[Stage, int]:
+def measure_widths(loaded: LoadedEncoder, stages: Sequence[AnyStage]) -> dict[AnyStage, int]:
     """How many features each stage has."""
     parameter = next(loaded.encoder.parameters(), torch.empty(0))
     images = torch.zeros(2, loaded.channels, loaded.size, loaded.size, device=parameter.device)
     with torch.inference_mode():
         features = StageFeatures(loaded.encoder, stages).eval()(images)
     return {stage: features[stage].shape[1] for stage in stages}
+
+
+def measure_patches(loaded: LoadedEncoder, stage: Stage = "avgpool") -> tuple[int, int, int]:
+    """The height and the width of the grid of patches, and the width of their features."""
+    images = torch.zeros(2, loaded.channels, loaded.size, loaded.size)
+    parameter = next(loaded.encoder.parameters(), images)
+    with torch.inference_mode():
+        maps = PatchMaps(loaded.encoder, stage).eval()(images.to(parameter.device))
+    return maps.shape[2], maps.shape[3], maps.shape[1]
 
 
 # Processes
@@ -350,7 +439,7 @@ def spawn(
     loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
-    stages: Sequence[Stage],
+    stages: Sequence[Stage | PatchStage],
     device: str,
     devices: int,
     workers: int | None,
@@ -386,7 +475,7 @@ def fill_part(
     loaded: LoadedEncoder,
     source: Source,
     transform: Transform,
-    stages: Sequence[Stage],
+    stages: Sequence[Stage | PatchStage],
     device: str,
     world_size: int,
     workers: int,

@@ -25,7 +25,7 @@ from mixview.data.decode import Decoder, Mode, channels_as, convert, upright
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Pixels
 from mixview.data.sources.files import read_file
-from mixview.encoders.features import pick_device
+from mixview.encoders.features import PatchMaps, pick_device
 from mixview.encoders.loading import EncoderConfig, LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 
@@ -85,17 +85,34 @@ class Encoder:
             images: one or several, of any sizes. They are read as they are needed, so a list of paths may be long.
             batch_size: images that go through the network at once.
         """
+        batches = list(self.encode(self.module, images, batch_size))
+        features = torch.cat(batches) if batches else torch.empty(0, self.feature_dim, device=self.device)
+        return features[0] if is_one(images) else features
+
+    def patches(self, images: Picture | Iterable[Picture], *, batch_size: int = BATCH) -> Tensor:
+        """Features of each patch, [h, w, D] of one image, [N, h, w, D] of several: a ResNet's last maps, or the patch
+        tokens of a ViT.
+
+        Args:
+            images: one or several, of any sizes.
+            batch_size: images that go through the network at once.
+
+        Example:
+            >>> encoder = load("small-vit", size=32, device="cpu")  # cuts images into patches of 4 pixels
+            >>> encoder.patches(Image.new("RGB", (80, 60), "orange")).shape
+            torch.Size([8, 8, 128])
+        """
+        features = torch.cat(list(self.encode(PatchMaps(self.module), images, batch_size))).permute(0, 2, 3, 1)
+        return features[0] if is_one(images) else features
+
+    def encode(self, module: nn.Module, images: Picture | Iterable[Picture], batch_size: int) -> Iterator[Tensor]:
+        """The output of a module for one image or several, batch by batch."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        single = is_one(images)
-        pictures: Iterator[Picture] = iter([images] if single else images)  # type: ignore[list-item, arg-type]
-        batches = []
+        pictures: Iterator[Picture] = iter([images] if is_one(images) else images)  # type: ignore[list-item, arg-type]
         while some := list(islice(pictures, batch_size)):
             with torch.inference_mode():
-                prepared = torch.stack([self.prepare(each) for each in some])
-                batches.append(self.module(prepared))
-        features = torch.cat(batches) if batches else torch.empty(0, self.feature_dim, device=self.device)
-        return features[0] if single else features
+                yield module(torch.stack([self.prepare(each) for each in some]))
 
     def prepare(self, image: Picture) -> Tensor:
         """One image as the network sees it, [C, size, size] on the encoder's device."""

@@ -12,7 +12,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,11 @@ from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, na
 from mixview.data.sources.base import Source
 from mixview.encoders import backbones
 from mixview.encoders.backbones import Spec
-from mixview.encoders.encoder_file import load_encoder
+from mixview.encoders.encoder_file import load_encoder, read_header
 from mixview.encoders.optional import import_optional
 from mixview.encoders.provenance import with_settings
 from mixview.encoders.transforms import IMAGENET
-from mixview.encoders.weights import read_safetensors, read_tensors, weights_file
+from mixview.encoders.weights import read_safetensors, read_safetensors_header, read_tensors, weights_file
 from mixview.options import Channels, Count, Side, Workers, check_options
 
 DEFAULT_SIZE = 224
@@ -188,7 +188,7 @@ def load(
         side,
         channels,
         built.feature_dim,
-        published_normalize(full_name, weights),
+        weights_normalize(full_name, weights),
         built.spec,
         notes=built.notes,
     )
@@ -219,10 +219,8 @@ def read_normalize(about: dict[str, str]) -> Normalize:
 
 
 def describe_normalize(normalize: Normalize) -> dict[str, str]:
-    """The record that `read_normalize` reads: nothing for ImageNet's."""
-    if normalize == IMAGENET:
-        return {}
-    return {key: " ".join(f"{part:g}" for part in getattr(normalize, key)) for key in ("mean", "std")}
+    """The record that `read_normalize` reads."""
+    return {key: " ".join(repr(float(part)) for part in getattr(normalize, key)) for key in ("mean", "std")}
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> LoadedEncoder:
@@ -244,10 +242,28 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Loa
     return replace(loaded, about={"weights": loaded.weights_key()[:12]})
 
 
-def published_normalize(full_name: str, weights: str | None) -> Normalize:
-    """The normalization that a library's own weights were trained with; timm has several."""
-    library, _, name = full_name.partition("/")
-    if weights != "imagenet" or library != "timm":
+def weights_normalize(full_name: str, weights: str | None) -> Normalize:
+    """The normalization that weights were trained with: the library's own record, or that of a file of mixview's.
+
+    Files of other programs do not say, and nearly all are of ImageNet.
+
+    Args:
+        full_name: the network, as in `Spec`.
+        weights: imagenet, a file, or the folder of a run; None for random ones.
+    """
+    if weights is None:
         return IMAGENET
-    config = import_optional("timm").get_pretrained_cfg(name)
-    return Normalize(tuple(config.mean), tuple(config.std))
+    library, _, name = full_name.partition("/")
+    if weights == "imagenet":
+        if library == "timm":
+            config = import_optional("timm").get_pretrained_cfg(name)
+        else:
+            choices: Any = (
+                import_optional("torchvision.models").get_model_weights(name) if library == "torchvision" else ()
+            )
+            config = choices.DEFAULT.transforms() if len(choices) else None
+        return IMAGENET if config is None else Normalize(tuple(config.mean), tuple(config.std))
+    file = weights_file(weights)
+    if file.suffix == ".safetensors" and "mixview" in (text := read_safetensors_header(file)):
+        return read_normalize({key: str(value) for key, value in read_header(file, text)["metadata"].items()})
+    return IMAGENET

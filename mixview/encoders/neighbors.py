@@ -2,11 +2,15 @@
 
     mixview neighbors runs/first --data photos/ --query cat.jpg       # images similar to this one
     mixview neighbors runs/first --data photos/                       # near-duplicates and outliers
+    mixview neighbors runs/first --data photos/ --write_list clean.txt --drop duplicates,outliers
+    mixview neighbors runs/first --data photos/ --write_list some.txt --diverse 1000
 
 Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
-images was taken off, since what all images share says nothing of any.
+images was taken off, since what all images share says nothing of any. A list is one that `--data` takes: a line for
+each image that is kept, its path and, where there is one, its label.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,18 +23,22 @@ from torch import Tensor
 from mixview.data.contact_sheet import Row, contact_sheet, picture_format, to_rgb
 from mixview.data.dataset import ImageDataset, decoder_for
 from mixview.data.loader import to_tensor
-from mixview.data.sources.base import Pixels, Source
-from mixview.data.sources.files import is_image_name, read_file
+from mixview.data.sources.base import Pixels, Source, SourceError
+from mixview.data.sources.files import file_path, is_image_name, read_file
 from mixview.data.sources.registry import open_dataset
-from mixview.encoders.embedding import Embedded, Embedding
+from mixview.encoders.embedding import Embedded, Embedding, labels_of
 from mixview.encoders.features import StageFeatures, extract, pick_device, rank_and_world_size
 from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import write_rows
 from mixview.io.terminal import printable, say
-from mixview.options import ROOM, Count
+from mixview.losses import l2_normalize
+from mixview.options import ROOM, Count, split_names
+from mixview.runs.progress_bar import bar
 
 Find = Literal["alike", "duplicates", "outliers"]
+DROPPED = ("duplicates", "outliers")
+"""What can be left out of a list."""
 
 COLUMNS = 8
 """Pictures in a row of the sheet."""
@@ -67,6 +75,13 @@ class FindNeighbors(Embedding):
     """exact compares every pair, graph (usearch) suits very many images and may miss a few; auto decides by number."""
     out: Annotated[str, ROOM] = "neighbors.png"
     """The contact sheet to write; a list goes beside it, as .csv."""
+    write_list: Annotated[str, ROOM] | None = None
+    """A list to write, .txt, of the images that are kept: --data takes it. Needs --drop, --diverse or both."""
+    drop: str | None = None
+    """What the list leaves out: duplicates (all but the first of each group), outliers (the --count that are found), or
+    both, as duplicates,outliers."""
+    diverse: Count | None = None
+    """Keep only this many in the list: each is the farthest from those that were chosen before it."""
 
     def run(self) -> list[Finding]:
         """Search, write the sheet and the list, and print the findings."""
@@ -84,13 +99,49 @@ class FindNeighbors(Embedding):
             near, description = find_nearest(bank, bank, self.neighbors + 1, self.search)
             near = without_self(near)
             findings = []
-            if "duplicates" in self.what:
+            if "duplicates" in (*self.what, *self.dropped):
                 findings += group_duplicates(near, bank, self.threshold)
-            if "outliers" in self.what:
+            if "outliers" in (*self.what, *self.dropped):
                 findings.append(rank_outliers(near, self.count))
-            findings = [renumbered(each, embedded) for each in findings]
+            if self.write_list is not None:
+                self.write_kept(self.write_list, findings, embedded, bank)
+            findings = [renumbered(each, embedded) for each in findings if each.what in self.what]
         self.report(findings, embedded, description, pictures)
         return findings
+
+    def write_kept(self, path: str, findings: Sequence[Finding], embedded: Embedded, bank: Tensor) -> None:
+        """Write the list of the images that are kept, and say how many were left out and why."""
+        kept = torch.ones(len(bank), dtype=torch.bool)
+        unread = len(embedded.source) - len(bank)
+        reasons = [f"{unread} that cannot be read"] if unread else []
+        names = {"duplicates": f"near-duplicate{{}} (cosine {self.threshold:g} or more)", "outliers": "outlier{}"}
+        for what in self.dropped:
+            # Of each group of duplicates the first is kept.
+            images = [
+                each.images[1:] if what == "duplicates" else each.images for each in findings if each.what == what
+            ]
+            dropped = [image for group in images for image in group if kept[image]]
+            kept[dropped] = False
+            reasons.append(f"{len(dropped)} {names[what].format('' if len(dropped) == 1 else 's')}")
+        if not kept.any():
+            raise ValueError(
+                f"of the {len(embedded.source)} images none is left for {path} (left out {' and '.join(reasons)}): use "
+                "a higher --threshold, or a smaller --count of outliers"
+            )
+        rest = kept.nonzero().squeeze(1)
+        if self.diverse is not None and self.diverse < len(rest):
+            reasons.append(f"{len(rest) - self.diverse} that are less diverse")
+            rest = rest[most_diverse(bank[rest], self.diverse)].sort().values
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(Path(path)) as file:
+            for line in list_lines(embedded, rest.tolist()):
+                file.write(os.fsencode(line))
+        say(f"wrote {path}: {len(rest)} of {len(embedded.source)} images; left out {', '.join(reasons) or 'none'}")
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What the list leaves out."""
+        return split_names(self.drop, DROPPED, "--drop")
 
     @property
     def what(self) -> tuple[Find, ...]:
@@ -109,6 +160,20 @@ class FindNeighbors(Embedding):
             raise ValueError(f"the contact sheet is a picture, not {self.out!r}: end its name in .png")
         if not -1 <= self.threshold <= 1:
             raise ValueError(f"the threshold is a cosine, -1 to 1, got {self.threshold}: 0.95 is usual")
+        self.check_list()
+
+    def check_list(self) -> None:
+        """Raise if the options of the list contradict each other, or those of the search."""
+        if self.write_list is None:
+            if self.dropped or self.diverse is not None:
+                raise ValueError("--drop and --diverse choose the images of a list: give --write_list a file to write")
+            return
+        if not self.dropped and self.diverse is None:
+            raise ValueError("the list would have all images: give --drop duplicates,outliers, or --diverse a number")
+        if self.query is not None:
+            raise ValueError(f"--write_list chooses among the data, without a query: leave --query {self.query} out")
+        if Path(self.write_list).suffix.lower() not in (".txt", ".lst"):
+            raise ValueError(f"a list of images is a text file, not {self.write_list!r}: end its name in .txt")
 
     def find_similar(
         self, embedded: Embedded, bank: Tensor, mean: Tensor
@@ -219,6 +284,43 @@ def rank_outliers(near: Neighbors, count: int) -> Finding:
     closeness = near.cosine.mean(1)
     order = closeness.argsort(stable=True)[:count]
     return Finding("outliers", "like no other", order.tolist(), closeness[order].tolist())
+
+
+def most_diverse(features: Tensor, count: int) -> Tensor:
+    """`count` of features [M, D], each the farthest by cosine from those before it; the most typical one is the first.
+
+    This is the greedy k-center algorithm (Gonzalez, 1985): no choice covers all of them with circles of half its
+    radius.
+
+    Example:
+        >>> most_diverse(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.1], [0.0, 1.0], [-1.0, 0.0]]), 3).tolist()
+        [2, 4, 3]
+    """
+    normalized = l2_normalize(features)
+    chosen = torch.empty(count, dtype=torch.long)
+    chosen[0] = (normalized @ normalized.mean(0)).argmax()
+    closest = normalized @ normalized[chosen[0]]
+    with bar("choosing", count) as advance:
+        for number in range(1, count):
+            closest[chosen[number - 1]] = torch.inf  # is chosen, and its copies are not
+            chosen[number] = closest.argmin()
+            torch.maximum(closest, normalized @ normalized[chosen[number]], out=closest)
+            advance(1)
+    return chosen
+
+
+def list_lines(embedded: Embedded, places: Sequence[int]) -> Iterator[str]:
+    """The lines of a list of these images: the absolute path, and the label where there is one."""
+    source = embedded.source
+    labels = labels_of(source)
+    for index in embedded.features.indices[places].tolist():
+        path = str(file_path(source, index).absolute())
+        label = f"\t{labels[1][index]}" if labels is not None and labels[0] == "label" else ""
+        if any(character in path for character in "\n\r\t") or path != path.strip():
+            raise SourceError(
+                f"the name {printable(path)!r} cannot stand in a list of one path per line: rename the file"
+            )
+        yield f"{path}{label}\n"
 
 
 def renumbered(finding: Finding, embedded: Embedded) -> Finding:

@@ -18,6 +18,7 @@ NOT_SHAPING = frozenset(
     {
         "accelerator",
         "augment_device",
+        "cache",  # what is in it is made again without
         "channels_last",
         "compile",
         "data",  # its fingerprint says which images they are, wherever they lie

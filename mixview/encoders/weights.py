@@ -3,8 +3,10 @@
 Nothing that is read here can run code: torch files are opened with `weights_only=True`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,10 +76,23 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and the text in its header."""
+    with open_safetensors(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+
+
+def read_safetensors_header(path: Path) -> dict[str, str]:
+    """The text in the header of a safetensors file."""
+    with open_safetensors(path) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def open_safetensors(path: Path) -> Iterator[Any]:
+    """An open safetensors file."""
     safetensors = import_optional("safetensors")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            yield file
     except safetensors.SafetensorError as error:
         raise ValueError(
             f"{path} is not a complete safetensors file ({first_line(error)}): it was cut short or is something else; "

@@ -148,9 +148,11 @@ class DataConfig:
     train: str | None = None
     """Split to train on; by default the one for training."""
     test: str | None = None
-    """Split to evaluate on; by default test, or else val."""
+    """Split to evaluate on; by default test, or else val, or else a fifth of the images, which is held out."""
     test_data: str | None = None
     """Location of the test images, if not with the others."""
+    labels: Annotated[str, ROOM] | None = None
+    """CSV file with the columns path and label, for images without labels of their own (test_data has its own)."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
 
@@ -220,7 +222,8 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
             raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: give --out FOLDER")
         if self.data is None:
             raise ValueError("there are no images to evaluate on: give --data labeled images (scenes, to try it out)")
-        splits = open_splits(self.data, self.train, self.test, self.test_data, self.data_options)
+        options = dict(self.data_options or {}) | ({"labels": self.labels} if self.labels else {})
+        splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_of(self.encoder))
         encoder = self.load_for(splits.train, self.seed)
         notes, warnings = overlap.check(encoder.run, splits.train, splits.test)
         return EvalContext(
@@ -262,9 +265,14 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         """The folder that keeps the results: `out`, or that of the encoder's run."""
         if self.out is not None:
             return Path(self.out)
-        path = Path(self.encoder).expanduser()
-        run = path if path.is_dir() else path.parent
-        return run if path.exists() and (run / "config.yaml").is_file() else None
+        return run_of(self.encoder)
+
+
+def run_of(encoder: str) -> Path | None:
+    """The folder of the run that an encoder is of; None if it is of none."""
+    path = Path(encoder).expanduser()
+    run = path if path.is_dir() else path.parent
+    return run if path.exists() and (run / "config.yaml").is_file() else None
 
 
 def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from torch import Tensor
 
 from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset, other_parts
-from mixview.data.sources.splits import Subset
+from mixview.data.sources.splits import Subset, drop_unlabeled, hold_out_labeled, without
+from mixview.encoders.provenance import image_count, try_to_read
+from mixview.io.records import Config
+from mixview.io.records import Data as DataRecord
 
 Labels = npt.NDArray[np.int64]
 LabelSets = npt.NDArray[np.int8]
@@ -55,28 +60,36 @@ def open_splits(
     test: str | None = None,
     test_data: str | None = None,
     options: dict[str, Any] | None = None,
+    run: Path | None = None,
 ) -> LabeledSplits:
     """Open the labeled images at a path.
 
     Args:
         data: a path, an address or a name, as for pretraining.
         train: split to train on; by default the one for training.
-        test: split to evaluate on; by default test, or else val.
+        test: split to evaluate on; by default test, or else val, or else a fifth of the images, which is held out.
         test_data: another location of the test images.
         options: further options of the dataset.
+        run: the folder of the run that trained the encoder: what it held out of the same images is held out again.
     """
     train_source = open_dataset(data, train, **(options or {}))
-    others = {name: value for name, value in (options or {}).items() if name != "split"}
-    test_source, test_name = find_test(train_source, data, test, test_data, others)
     train_name = train or str(getattr(train_source, "split", None) or "train")
+    others = {name: value for name, value in (options or {}).items() if name != "split"}
+    found = find_test(train_source, data, test, test_data, others)
+    if found is None:
+        train_source, test_source, note = hold_out(train_source, data, run)
+        test_name = "held out"
+    else:
+        (test_source, test_name), note = found, ""
     description = f"{data}, {train_name} {len(train_source)}, {test_name} {len(test_source)}"
-    return align_splits(train_source, test_source, description)
+    splits = align_splits(train_source, test_source, description)
+    return replace(splits, notes=(note, *splits.notes)) if note else splits
 
 
 def find_test(
     train: Source, data: str, test: str | None, test_data: str | None, options: dict[str, Any]
-) -> tuple[Source, str]:
-    """The test split, and its name."""
+) -> tuple[Source, str] | None:
+    """The test split, and its name; None if there is none."""
     if test_data is not None:
         return open_dataset(test_data, test), f"{test_data} {test}" if test else test_data
     if test is not None:
@@ -84,10 +97,65 @@ def find_test(
     for split, part in other_parts(data, train, ("test", "val"), **options):
         if has_labels(part):
             return part, split
-    raise SourceError(
-        f"{data} has no labeled test or val split to evaluate on: name a split with --test, or another location with "
-        "--test_data"
-    )
+    return None
+
+
+TEST_SHARE = 0.2
+"""The share of labeled images that is held out where there is no test split."""
+
+
+def hold_out(source: Source, data: str, run: Path | None) -> tuple[Source, Source, str]:
+    """Images to train on, images to test on, and a sentence on the choice.
+
+    What the run of the encoder held out of these very images is the only part that it has not seen. Else it is a fifth,
+    the same for every encoder and seed, so that results compare.
+    """
+    if not has_labels(source):
+        raise SourceError(f"{data} has no labels: give labeled images, such as one folder per class, or --labels")
+    part = held_out_by(run, source) if run is not None else None
+    if part is not None:
+        what = f"the {len(part)} images that the run held out"
+    else:
+        part = hold_out_fifth(source, data)
+        what = f"one fifth of its labeled images, {len(part)}, every class with its share,"
+    return without(source, part), part, f"{data} has no test split: {what} are tested on, and the others trained on."
+
+
+def hold_out_fifth(source: Source, data: str) -> Subset:
+    """A fifth of the images of each class that has two images or more; the only image of a class stays."""
+    labels = source.labels()
+    if labels is None:
+        return hold_out_labeled(source, TEST_SHARE)
+    counts = np.bincount(labels[labels >= 0], minlength=1)
+    common = np.flatnonzero((labels >= 0) & (counts[labels] > 1))
+    if not common.size:
+        raise SourceError(
+            f"no class of {data} has two images, so that none can be held out to test on: give more images of each "
+            "class, or test images with --test_data"
+        )
+    candidates = Subset(source, common)
+    return Subset(source, candidates.indices[hold_out_labeled(candidates, TEST_SHARE).indices])
+
+
+def held_out_by(run: Path, source: Source) -> Subset | None:
+    """The images of a source that a run held out of its training for its k-NN accuracy; None if it learned from others.
+
+    Its settings say which: the choice depends on the share, the seed and the names of the images alone.
+    """
+    recorded = (try_to_read(run / "data.json", DataRecord) or {}).get("fingerprint")
+    config = try_to_read(run / "config.yaml", Config) or {}
+    share, labels = (config.get("monitor") or {}).get("hold_out"), source.labels()
+    own = config.get("validation") is None and config.get("validation_split") is None
+    if recorded is None or explain_change(recorded, source.fingerprint()) is not None or labels is None or not own:
+        return None
+    if not share:
+        return None
+    part = hold_out_labeled(source, share, config.get("seed") or 0)
+    if image_count(run / "images.npz") != len(source) - len(part):
+        return None
+    # Of a class with one image the run held out that: no classifier can be trained to know it.
+    known = np.isin(labels[part.indices], np.delete(labels, part.indices))
+    return Subset(source, part.indices[known]) if known.any() else None
 
 
 def has_labels(source: Source) -> bool:
@@ -122,16 +190,6 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
         few = ", ".join(absent[:5]) + (" …" if len(absent) > 5 else "")
         notes.append(f"No test image shows {few}: {len(absent)} of {len(splits.classes)} classes are not evaluated.")
     return replace(splits, notes=tuple(notes))
-
-
-def drop_unlabeled(source: Source) -> tuple[Source, int]:
-    """The images that have a label (0 or more), and the number of those that have none."""
-    labels = source.labels()
-    if labels is None or (labels >= 0).all():
-        return source, 0
-    if not (labels >= 0).any():
-        raise SourceError(f"none of the {len(source)} images has a label: give labeled images")
-    return Subset(source, np.flatnonzero(labels >= 0)), int((labels < 0).sum())
 
 
 def single_labels(train: Source, test: Source, description: str) -> LabeledSplits:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Schedule:
-    """An optimizer and its learning rate, which decays in steps or along a cosine, epoch by epoch."""
+    """An optimizer and its learning rate, which decays in steps, linearly, or along a cosine."""
 
     epochs: int
     lr: float
@@ -68,9 +68,13 @@ class Schedule:
     batch_size: int = 256
     momentum: float = 0.9
     nesterov: bool = False
-    optimizer: Literal["sgd", "lars"] = "sgd"
+    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
     cosine: bool = False
     """Decay along half a cosine instead of in steps."""
+    linear: bool = False
+    """Decay linearly to 0 instead of in steps."""
+    warmup: float = 0.0
+    """With linear decay: the share of the epochs in which the learning rate rises from 0."""
     scale_lr: bool = False
     """Multiply the learning rate by batch_size / 256."""
 
@@ -103,8 +107,11 @@ class Schedule:
         """The highest learning rate."""
         return self.lr * self.batch_size / 256 if self.scale_lr else self.lr
 
-    def lr_factor(self, epoch: int) -> float:
-        """The factor of the learning rate in an epoch."""
+    def lr_factor(self, epoch: float) -> float:
+        """The factor of the learning rate in an epoch, or at a point within it."""
+        if self.linear:
+            rise = epoch / (self.warmup * self.epochs) if self.warmup else 1.0
+            return min(rise, 1.0) * (1 - epoch / self.epochs)
         if self.cosine:
             return (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return step_decay(self.factor, self.steps, epoch)
@@ -113,6 +120,8 @@ class Schedule:
         """The optimizer for these parameters or parameter groups."""
         if self.optimizer == "lars":
             return LARS(groups, self.peak_lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        if self.optimizer == "adamw":
+            return torch.optim.AdamW(groups, self.peak_lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(
             groups, self.peak_lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
         )
@@ -121,10 +130,15 @@ class Schedule:
     def description(self) -> str:
         """The schedule in a few words, for a result."""
         steps = " and ".join(str(step) for step in self.steps)
-        falls = " along a cosine" if self.cosine else f", ×{self.factor:g} at epochs {steps}" if steps else ""
-        name = self.optimizer.upper() + (" with Nesterov momentum" if self.nesterov else "")
+        falls = f", ×{self.factor:g} at epochs {steps}" if steps else ""
+        falls = " along a cosine" if self.cosine else " falling linearly" if self.linear else falls
+        if self.warmup:
+            falls += f" after a warm-up of {self.warmup:.1%}"
+        name = self.optimizer.upper() + (" with Nesterov momentum" if self.nesterov else "") + f" {self.momentum:g}"
+        if self.optimizer == "adamw":
+            name = "AdamW"
         return (
-            f"{name} {self.momentum:g}, {self.epochs} epochs, batch {self.batch_size}, lr {self.peak_lr:g}{falls}, "
+            f"{name}, {self.epochs} epochs, batch {self.batch_size}, lr {self.peak_lr:g}{falls}, "
             f"wd {self.weight_decay:g}"
         )
 
@@ -435,9 +449,64 @@ def train_classifier(
     Returns:
         {stage: {"top-1": accuracy, …}}, 0 to 1, the same on every process.
     """
-    fabric, finished = run.fabric, run.out / "accuracy.json"
+    fabric = run.fabric
     fingerprint = f"{labeled.train.fingerprint()}; tested on {labeled.test.fingerprint()}"
     data = {"kind": labeled.train.kind, "count": len(labeled.train), "fingerprint": fingerprint}
+    groups = [{"params": list(network.heads.parameters()), "lr": schedule.peak_lr * head_rate}]
+    if not network.frozen:
+        groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
+
+    def make_engine(module: Any, optimizer: torch.optim.Optimizer) -> ClassifierEngine:
+        dataset = ImageDataset(labeled.train, decoder_for(loaded.channels))
+        images = AugmentedImages(dataset, loaded.size, loaded.normalize, run.seed, jitter, lighting)
+        batches = epoch_batches(len(dataset), schedule.batch_size, run, drop_last=drop_last)
+        numba_backend.prepare()
+        return ClassifierEngine(
+            fabric=fabric,
+            module=module,
+            network=network.trained,
+            optimizer=optimizer,
+            batches=batches,
+            loader=image_loader(images, batches, processes_here(fabric), run.workers, fabric.device),
+            steps=schedule.epochs * batches.batches_per_epoch,
+            seed=run.seed,
+            accumulate_grad_batches=run.accumulate_grad_batches,
+            schedule=schedule,
+            labels=labeled.labels.to(fabric.device),
+        )
+
+    def evaluate() -> dict[str, dict[str, float]]:
+        return evaluate_classifier(network, loaded, labeled, fabric, run.workers)
+
+    return train_in_folder(run, network, network.trained, schedule, groups, data, make_engine, evaluate)
+
+
+def train_in_folder(
+    run: TrainingRun,
+    network: nn.Module,
+    trained: nn.Module,
+    schedule: Schedule,
+    groups: list[dict[str, Any]],
+    data: dict[str, Any],
+    make_engine: Callable[[Any, torch.optim.Optimizer], SupervisedEngine],
+    evaluate: Callable[[], dict[str, dict[str, float]]],
+) -> dict[str, dict[str, float]]:
+    """Train a network in a run's folder, or resume or read what was trained there.
+
+    Args:
+        run: where.
+        network: what is called with images.
+        trained: the part of it that is trained, and saved in checkpoints.
+        schedule: which has the optimizer.
+        groups: the optimizer's parameter groups.
+        data: the record of the images, which a resumed run must have, too.
+        make_engine: takes the network and the optimizer as Fabric set them up.
+        evaluate: evaluates the network, on all processes together.
+
+    Returns:
+        What `evaluate` found at the end.
+    """
+    fabric, finished = run.fabric, run.out / "accuracy.json"
     resume = (run.resume or is_restarted()) and is_run(run.out)
     notes = [f"There is nothing to resume in {run.out}: a new training begins."] if run.resume and not resume else []
     if resume and finished.is_file():
@@ -452,33 +521,10 @@ def train_classifier(
         launch_once(fabric)
         fabric.barrier()  # the folder is there now
         # A frozen encoder's batch norms use their stored statistics: there is nothing to synchronize in them.
-        notes += synchronize_batch_norm(network.trained, fabric.device)
+        notes += synchronize_batch_norm(trained, fabric.device)
         reset_grad_scaler(fabric)
-        groups = [{"params": list(network.heads.parameters()), "lr": schedule.peak_lr * head_rate}]
-        if not network.frozen:
-            groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        dataset = ImageDataset(labeled.train, decoder_for(loaded.channels))
-        images = AugmentedImages(dataset, loaded.size, loaded.normalize, run.seed, jitter, lighting)
-        batch = schedule.batch_size
-        if batch == len(dataset):  # all of them, or as many as the processes can share equally
-            batch = max(1, batch // fabric.world_size) * fabric.world_size
-        batches = EpochSampler(
-            len(dataset), batch, run.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last
-        )
-        engine = ClassifierEngine(
-            fabric=fabric,
-            module=module,
-            network=network.trained,
-            optimizer=optimizer,
-            batches=batches,
-            loader=image_loader(images, batches, processes_here(fabric), run.workers, fabric.device),
-            steps=schedule.epochs * batches.batches_per_epoch,
-            seed=run.seed,
-            accumulate_grad_batches=run.accumulate_grad_batches,
-            schedule=schedule,
-            labels=labeled.labels.to(fabric.device),
-        )
+        engine = make_engine(module, optimizer)
         checkpoint = Checkpoints(run.out / "checkpoints").load_latest(fabric.device)
         agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(run.out))
         if checkpoint is not None:
@@ -486,8 +532,8 @@ def train_classifier(
             notes.append(f"Resuming from step {engine.step} of {engine.steps}.")
         accuracies: dict[str, dict[str, float]] = {}
 
-        def evaluate() -> dict[str, float]:
-            accuracies.update(evaluate_classifier(network, loaded, labeled, fabric, run.workers))
+        def evaluate_and_keep() -> dict[str, float]:
+            accuracies.update(evaluate())
             return {f"{stage} {name}": value for stage, each in accuracies.items() for name, value in each.items()}
 
         metrics = run_supervised(
@@ -497,7 +543,7 @@ def train_classifier(
             out=run.out,
             seconds=None if run.deadline is None else run.deadline - time.monotonic(),
             notes=notes,
-            evaluate=evaluate,
+            evaluate=evaluate_and_keep,
         )
         if metrics is not None and folder is not None:
             with folder.explain_disk_error("write the result into"):
@@ -509,6 +555,14 @@ def train_classifier(
             "--resume continues it"
         )
     return accuracies
+
+
+def epoch_batches(count: int, batch: int, run: TrainingRun, *, drop_last: bool) -> EpochSampler:
+    """The batches of this process: of all images as many as the processes can share equally, if a batch is all."""
+    fabric = run.fabric
+    if batch == count:
+        batch = max(1, batch // fabric.world_size) * fabric.world_size
+    return EpochSampler(count, batch, run.seed, fabric.global_rank, fabric.world_size, drop_last=drop_last)
 
 
 MAY_CHANGE = frozenset(
@@ -531,11 +585,10 @@ images are compared by their content."""
 
 
 def image_loader(
-    images: AugmentedImages, batches: EpochSampler, processes: int, workers: int | None, device: torch.device
+    images: Dataset[Any], batches: EpochSampler, processes: int, workers: int | None, device: torch.device
 ) -> Loader:
-    """The batches of augmented images."""
+    """The batches of training images."""
     workers = default_workers(processes) if workers is None else workers
-    numba_backend.prepare()
     return Loader(
         images,
         workers=workers,

@@ -117,6 +117,8 @@ class RunLength(NamedTuple):
     """Size of the global views in pixels."""
     channels: int = 3
     """Channels of the images."""
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None
+    """Mean and standard deviation of each channel that views are normalized by; None for ImageNet's."""
 
     @property
     def epoch_steps(self) -> int:
@@ -260,12 +262,14 @@ class memoize:
 
     def __init__(self, encode: Callable[[Tensor], Tensor]) -> None:
         self.encode = encode
-        self.encoded: dict[int, tuple[Tensor, Tensor]] = {}  # holds the inputs, so that no id is used twice
+        self.encoded: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, images: Tensor) -> Tensor:
-        if id(images) not in self.encoded:
-            self.encoded[id(images)] = (images, self.encode(images))
-        return self.encoded[id(images)][1]
+        for known, encoded in self.encoded:
+            if known is images:  # not by `id`, for which torch.compile would compile every step again
+                return encoded
+        self.encoded.append((images, self.encode(images)))
+        return self.encoded[-1][1]
 
 
 def check_progress(progress: float) -> None:

@@ -249,7 +249,7 @@ class DistillationConfig(MethodConfig):
         )
 
     def load_teacher(self, run: RunLength) -> tuple[nn.Module, int]:
-        """The teacher for views of this run, and its width. Views are taken to be normalized by ImageNet's values."""
+        """The teacher for views of this run, and its width."""
         from mixview.encoders.loading import load
         from mixview.encoders.transforms import IMAGENET
 
@@ -287,9 +287,12 @@ class DistillationConfig(MethodConfig):
                 f"the teacher {self.teacher} takes images of {loaded.size} pixels, and the views have {run.size}: use "
                 f"--size {loaded.size}, or another teacher"
             )
-        if loaded.normalize == IMAGENET:
+        (mean, std), (own_mean, own_std) = (
+            run.normalize or IMAGENET.values(run.channels),
+            loaded.normalize.values(run.channels),
+        )
+        if (list(mean), list(std)) == (own_mean, own_std):
             return loaded.encoder, loaded.feature_dim
-        (mean, std), (own_mean, own_std) = (each.values(run.channels) for each in (IMAGENET, loaded.normalize))
         scale = [s / own for s, own in zip(std, own_std, strict=True)]
         shift = [(m - own) / s for m, own, s in zip(mean, own_mean, own_std, strict=True)]
         return Renormalized(loaded.encoder, scale, shift), loaded.feature_dim

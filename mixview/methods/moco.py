@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixview.distributed import gather, shuffle, unshuffle, world_size
-from mixview.losses import check_temperature, info_nce, l2_normalize
+from mixview.losses import check_sdmp, check_temperature, common_parents, info_nce, l2_normalize
 from mixview.methods.base import (
     Method,
     MethodConfig,
@@ -44,7 +44,7 @@ LossFn = Callable[[Tensor, Tensor, Tensor, Mixture, float, int], Tensor]
 class MoCo(Method):
     """Queries are the mixtures; keys are unmixed, from a slowly following encoder; earlier keys are the negatives.
 
-    Query passes under SIM / BSIM / WBSIM: 1 / 1 / 2, key passes 1.
+    Query passes under SIM / BSIM / WBSIM: 1 / 1 / 2, key passes 1; with SDMP 1 / 2 / 2.
 
     Args:
         encoder: images [N, C, H, W] -> features [N, feature_dim].
@@ -58,6 +58,8 @@ class MoCo(Method):
         shuffle: shuffling BN: keys are batch-normalized among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
         loss_fn: the loss of a term; Eq. 3, or that of a related method (`mixview.methods.mixco`, `….mochi`).
+        sdmp: the share of a mixed term whose positives are mixtures with common parents (`common_parents`), not the
+            parents; the negatives are the queue's.
 
     Example:
         >>> from mixview import wbsim
@@ -83,9 +85,11 @@ class MoCo(Method):
         other_parent: bool = False,
         shuffle: bool = True,
         loss_fn: LossFn | None = None,
+        sdmp: float = 0.0,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
+        check_sdmp(sdmp)
         check_momentum(momentum)
         self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.target = momentum_copy(self.online)
@@ -95,6 +99,7 @@ class MoCo(Method):
         self.other_parent = other_parent
         self.loss_fn = loss_fn or partial(equation_3, other_parent)
         self.shuffle = shuffle
+        self.sdmp = sdmp
         self.steps = 0  # seeds the shuffle: the same on every process, and after a resume
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
@@ -105,7 +110,12 @@ class MoCo(Method):
         loss = x_q.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             q = encode(mixture(x_q))
-            loss = loss + weight * self.loss_fn(q, keys, self.queue.keys, mixture, self.temperature, self.steps)
+            term = self.loss_fn(q, keys, self.queue.keys, mixture, self.temperature, self.steps)
+            if self.sdmp and not mixture.is_identity:
+                mixed_keys, related = self.encode_keys(mixture(x_k)), common_parents(mixture)
+                common = self.loss_fn(q, mixed_keys, self.queue.keys, related, self.temperature, self.steps)
+                term = torch.lerp(term, common, self.sdmp)
+            loss = loss + weight * term
         return loss, keys
 
     @torch.no_grad()
@@ -220,9 +230,12 @@ class MoCoV1Config(MoCoConfig):
     """Temperature of the contrastive loss."""
     other_parent: bool = False
     """Count the key of a mixture's other parent among the negatives."""
+    sdmp: Share = 0.0
+    """Share of a mixed term's loss whose positives are mixtures with common parents (SDMP), not the parents."""
 
     def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
-        options = self.shared_options() | {"temperature": self.temperature, "other_parent": self.other_parent}
+        options = self.shared_options() | {"temperature": self.temperature, "sdmp": self.sdmp}
+        options["other_parent"] = self.other_parent
         return moco_v1(self.split(encoder), feature_dim, **options)
 
 
@@ -243,7 +256,10 @@ class MoCoV2Config(MoCoConfig):
     """Width of the projector's hidden layer; by default that of the encoder."""
     other_parent: bool = False
     """Count the key of a mixture's other parent among the negatives."""
+    sdmp: Share = 0.0
+    """Share of a mixed term's loss whose positives are mixtures with common parents (SDMP), not the parents."""
 
     def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCo:
-        options = self.shared_options() | {"temperature": self.temperature, "other_parent": self.other_parent}
+        options = self.shared_options() | {"temperature": self.temperature, "sdmp": self.sdmp}
+        options["other_parent"] = self.other_parent
         return moco_v2(self.split(encoder), feature_dim, hidden=self.hidden, **options)

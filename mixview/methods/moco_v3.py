@@ -6,6 +6,9 @@ queue: the other keys of the batch, of all processes, are the negatives. Each pa
     2 tau [lam CE(q_ij · k / tau, i) + (1 - lam) CE(q_ij · k / tau, j)]
 
 summed over the two directions. The two terms share their denominator, so that this is `virtual_labels`, i-Mix's loss.
+
+With SDMP (Ren et al., 2022, https://arxiv.org/abs/2206.07692), a part of this compares the queries with the keys of the
+mixtures of the other view: every mixture's positives are those that have parents in common with it (`common_parents`).
 """
 
 import math
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mixview.distributed import gather, gather_mixture, own_rows
-from mixview.losses import check_temperature
+from mixview.losses import check_sdmp, check_temperature, common_parents
 from mixview.methods.base import (
     Method,
     MethodConfig,
@@ -30,6 +33,7 @@ from mixview.methods.base import (
     unmixed_first,
 )
 from mixview.methods.imix import virtual_labels
+from mixview.mixing import Mixture
 from mixview.nn import MLP, EncoderWithProjector, check_momentum, ema_update, momentum_copy
 from mixview.objective import Term
 from mixview.options import AtLeast, AtMost, Positive, Share, Width
@@ -45,7 +49,7 @@ def patch_embedding(encoder: nn.Module) -> nn.Conv2d | None:
 class MoCoV3(Method):
     """Every mixture finds its two parents among the keys of the batch, which a slowly following encoder makes.
 
-    Online passes under SIM / BSIM / WBSIM: 2 / 2 / 4, key passes 2.
+    Online passes under SIM / BSIM / WBSIM: 2 / 2 / 4, key passes 2; with SDMP 2 / 4 / 4.
 
     Args:
         encoder: images [N, C, H, W] -> features [N, feature_dim].
@@ -57,6 +61,7 @@ class MoCoV3(Method):
         momentum: of the key encoder at the start; it goes to 1 by a cosine over training.
         freeze_patch_embed: leave a vision transformer's patch embedding as it was initialized, which keeps training
             stable; other networks have none.
+        sdmp: the share of a mixed term whose positives are mixtures with common parents, not the parents.
 
     Example:
         >>> from mixview import wbsim
@@ -76,12 +81,14 @@ class MoCoV3(Method):
         temperature: float = 0.2,
         momentum: float = 0.99,
         freeze_patch_embed: bool = True,
+        sdmp: float = 0.0,
     ) -> None:
         super().__init__()
         if (projector is None) != (predictor is None):
             raise ValueError("projector and predictor fit each other: pass both, or neither for the published ones")
         check_temperature(temperature)
         check_momentum(momentum)
+        check_sdmp(sdmp)
         patches = patch_embedding(encoder)
         if projector is None or predictor is None:
             projector, predictor = published_heads(feature_dim, transformer=patches is not None)
@@ -92,6 +99,7 @@ class MoCoV3(Method):
         self.target = momentum_copy(self.online)
         self.temperature = temperature
         self.momentum = momentum
+        self.sdmp = sdmp
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         first, second = check_two_views(views)
@@ -100,14 +108,25 @@ class MoCoV3(Method):
                 targets = gather(self.target(first)), gather(self.target(second))
         k_first, k_second = targets  # keys of every process
         predict = memoize(lambda images: self.predictor(self.online(images)))
-        tau, rows = self.temperature, own_rows(len(first))
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
-            everyone = gather_mixture(mixture)
-            side = virtual_labels(predict(mixture(first)), k_second, everyone, tau, rows=rows)
-            other = virtual_labels(predict(mixture(second)), k_first, everyone, tau, rows=rows)
-            loss = loss + weight * 2 * tau * (side + other)
+            mixed_first, mixed_second = mixture(first), mixture(second)
+            q_first, q_second = predict(mixed_first), predict(mixed_second)
+            term = self.contrast(q_first, k_second, mixture) + self.contrast(q_second, k_first, mixture)
+            if self.sdmp and not mixture.is_identity:
+                with torch.no_grad():
+                    m_first, m_second = gather(self.target(mixed_first)), gather(self.target(mixed_second))
+                related = common_parents(mixture)
+                common = self.contrast(q_first, m_second, related) + self.contrast(q_second, m_first, related)
+                term = torch.lerp(term, common, self.sdmp)
+            loss = loss + weight * term
         return loss, targets
+
+    def contrast(self, q: Tensor, keys: Tensor, mixture: Mixture) -> Tensor:
+        """2 tau times the cross-entropy of this process's queries [A, D] with the keys [N, D] of all processes."""
+        rows = own_rows(len(mixture))
+        loss = virtual_labels(q, keys, gather_mixture(mixture), self.temperature, rows=rows)
+        return 2 * self.temperature * loss
 
     def update(self, *targets: Targets, progress: float) -> None:
         """The key encoder follows, in time for the next key pass."""
@@ -152,8 +171,11 @@ class MoCoV3Config(MethodConfig):
     """Linear layers of the projector; by default 3 for vision transformers and 2 for others."""
     freeze_patch_embed: bool = True
     """Leave a vision transformer's patch embedding as it was initialized, for stability."""
+    sdmp: Share = 0.0
+    """Share of a mixed term's loss whose positives are mixtures with common parents (SDMP), not the parents; published:
+    0.5, with WBSIM whose terms weigh 1."""
 
     def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> MoCoV3:
         transformer = patch_embedding(encoder) is not None
         heads = published_heads(feature_dim, self.hidden, self.dim, self.projector_layers, transformer=transformer)
-        return MoCoV3(encoder, feature_dim, *heads, self.temperature, self.momentum, self.freeze_patch_embed)
+        return MoCoV3(encoder, feature_dim, *heads, self.temperature, self.momentum, self.freeze_patch_embed, self.sdmp)

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import torch
 from torch import Tensor, nn
 
 from mixview.distributed import gather, gather_mixture, own_rows
-from mixview.losses import check_temperature, nt_xent
+from mixview.losses import check_sdmp, check_temperature, common_parents, nt_xent
 from mixview.methods.base import (
     Method,
     MethodConfig,
@@ -19,9 +20,10 @@ from mixview.methods.base import (
     memoize,
     unmixed_first,
 )
+from mixview.mixing import Mixture
 from mixview.nn import MLP, EncoderWithProjector
 from mixview.objective import Term
-from mixview.options import Positive, Width
+from mixview.options import Positive, Share, Width
 
 LossFn = Callable[..., Tensor]
 """A loss like `nt_xent`: `(mixed_z, plain_z, mixture, temperature, *, rows) -> scalar`."""
@@ -41,6 +43,8 @@ class SimCLR(Method):
         temperature: tau.
         symmetric: anchors from both views (Eq. 2); False takes them from the first view only, at SimCLR's own cost.
         loss_fn: the loss of one side; `nt_xent`, or that of a related method (`mixview.methods.imix`).
+        sdmp: the share of a mixed term whose positives are mixtures with common parents (`common_parents`) of the other
+            view, not the parents; one-sided, for one more pass.
 
     Example:
         >>> import torch
@@ -63,15 +67,18 @@ class SimCLR(Method):
         temperature: float = 0.1,
         symmetric: bool = True,
         loss_fn: LossFn = nt_xent,
+        sdmp: float = 0.0,
     ) -> None:
         super().__init__()
         check_temperature(temperature)
+        check_sdmp(sdmp)
         if projector is None:
             projector = MLP((feature_dim, feature_dim, 128), last_norm="affine")
         self.online = EncoderWithProjector(encoder, projector, feature_dim)
         self.temperature = temperature
         self.symmetric = symmetric
         self.loss_fn = loss_fn
+        self.sdmp = sdmp
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         return self.loss(self.online, views, terms), None
@@ -87,15 +94,23 @@ class SimCLR(Method):
         loss = first.new_zeros(())
         for weight, mixture in unmixed_first(terms):
             everyone = gather_mixture(mixture)
-            rows = own_rows(len(mixture))
-            side = self.loss_fn(encode(mixture(first)), encode(second), everyone, self.temperature, rows=rows)  # l'
-            if self.symmetric:
-                other = encode(mixture(second)), encode(first)
-                side = (side + self.loss_fn(*other, everyone, self.temperature, rows=rows)) / 2  # and l''
-            loss = loss + weight * side
+            mixed = memoize(mixture)
+            sides = [(first, second), (second, first)] if self.symmetric else [(first, second)]  # l' and l''
+            term = self.compare([(encode(mixed(a)), encode(b)) for a, b in sides], everyone, len(mixture))
+            if self.sdmp and not mixture.is_identity:
+                related = gather_mixture(common_parents(mixture))
+                pairs = [(encode(mixed(a)), encode(mixed(b))) for a, b in sides]
+                term = torch.lerp(term, self.compare(pairs, related, len(mixture)), self.sdmp)
+            loss = loss + weight * term
             if len(everyone) == 1:
                 warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=3)
         return loss
+
+    def compare(self, sides: Sequence[tuple[Tensor, Tensor]], mixture: Mixture, anchors: int) -> Tensor:
+        """The mean loss of the sides, (anchors, targets) of all processes, over this process's part of the anchors."""
+        rows = own_rows(anchors)
+        losses = [self.loss_fn(*side, mixture, self.temperature, rows=rows) for side in sides]
+        return torch.stack(losses).mean()
 
     def update(self, *targets: Targets, progress: float) -> None:
         """Nothing follows by itself in SimCLR."""
@@ -123,7 +138,9 @@ class SimCLRConfig(MethodConfig):
     """Width of the projections."""
     symmetric: bool = True
     """Take anchors from both views; false takes them from the first only, at half the cost of BSIM."""
+    sdmp: Share = 0.0
+    """Share of a mixed term's loss whose positives are mixtures with common parents (SDMP), not the parents."""
 
     def build(self, encoder: nn.Module, feature_dim: int, run: RunLength) -> SimCLR:
         projector = MLP((feature_dim, self.hidden or feature_dim, self.dim), last_norm="affine")
-        return SimCLR(encoder, feature_dim, projector, self.temperature, self.symmetric)
+        return SimCLR(encoder, feature_dim, projector, self.temperature, self.symmetric, sdmp=self.sdmp)

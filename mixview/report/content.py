@@ -15,7 +15,7 @@ from mixview.data.sources.registry import open_dataset
 from mixview.encoders import loading as encoders
 from mixview.evaluate import paper
 from mixview.report.confusions import confuse
-from mixview.report.curves import follow
+from mixview.report.curves import follow, time_shares
 from mixview.report.derived import Mixtures
 from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
 from mixview.report.reproducing import command
@@ -26,6 +26,7 @@ from mixview.report.strips import COLUMNS, detection_strips, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.runs.progress import duration
 from mixview.runs.progress_bar import bar
+from mixview.train.gain import compare
 
 SMALLEST = 450
 """Bytes of the smallest tile that one can make anything out on."""
@@ -266,6 +267,8 @@ def describe_settings(run: ReportRun) -> list[list[str]]:
         "batch_size": config.get("batch_size"),
         "epochs": config.get("epochs"),
         "seed": config.get("seed"),
+        "weights": config.get("weights"),
+        "since then": compare(run.metrics),
     }
     return [[name, str(value)] for name, value in pairs.items() if value is not None]
 
@@ -291,6 +294,7 @@ def cost_of(run: ReportRun) -> dict[str, Any]:
         "steps": step,
         "speed": None if speed is None else float(f"{speed:.3g}"),
         "device": ", ".join(devices) or str(cpu.get("name") or "?"),
+        "parts": time_shares(run),
     }
 
 

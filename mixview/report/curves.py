@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from mixview.report.runs import ReportRun
+from mixview.train.step_timer import PARTS, Part, shares
 
 CURVE_METRICS = (
     "loss",
@@ -44,6 +45,18 @@ def follow(run: ReportRun, points: int) -> dict[str, Curve]:
             thin = thin_out([(step / each, float(value)) for step, value in recorded], points)
             curves[name] = Curve([rounded(x) for x, _ in thin], [rounded(y) for _, y in thin])
     return curves
+
+
+def time_shares(run: ReportRun) -> dict[Part, float]:
+    """The share of time that each part of training took, all sessions together; of a run that did not log it, {}."""
+    seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
+    for record in run.metrics:
+        passed = record.get("time/seconds")
+        for part in PARTS:
+            share = record.get(f"time/{part}")
+            if is_number(passed) and is_number(share):
+                seconds[part] += max(0.0, passed) * max(0.0, share)
+    return {part: rounded(share) for part, share in shares(seconds).items()} if any(seconds.values()) else {}
 
 
 def is_number(value: Any) -> bool:

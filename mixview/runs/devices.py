@@ -3,7 +3,7 @@
 import inspect
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakSet
 
 import torch
@@ -37,7 +37,7 @@ def make_fabric(
         devices: on each machine; auto is what torchrun or srun started, else all accelerators, or one CPU process.
         nodes: machines; auto is as many as torchrun or srun started processes on.
         accelerator: cpu, cuda, mps, or auto.
-        precision: 32-true, bf16-mixed or 16-mixed.
+        precision: 32-true, bf16-mixed, 16-mixed, or auto: bf16-mixed on an accelerator that computes in it.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies.ddp import DDPStrategy
@@ -73,8 +73,20 @@ def make_fabric(
             devices=devices,
             num_nodes=nodes,
             strategy=strategy,
-            precision=precision,
+            precision=fastest_precision(on_cpu or accelerator == "mps") if precision == "auto" else precision,
         )
+
+
+def fastest_precision(without_cuda: bool) -> Literal["bf16-mixed", "32-true"]:
+    """bf16-mixed where the accelerator computes in it and does not emulate it, else 32-true."""
+    bf16 = not without_cuda and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16-mixed" if bf16 else "32-true"
+
+
+def precision_of(fabric: "Fabric") -> Precision:
+    """The precision that a Fabric computes in."""
+    precision: Any = fabric.strategy.precision.precision
+    return precision if precision in get_args(Precision) else "32-true"
 
 
 def grad_scaler(fabric: "Fabric") -> torch.amp.GradScaler | None:

@@ -22,10 +22,11 @@ import shlex
 import socket
 import sys
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Literal, Self
 from weakref import WeakValueDictionary
 
@@ -155,9 +156,20 @@ class RunDirectory:
             write_json(self.path / "status.json", describe_status(state, step, epoch, message, spent))
 
     def check_resumable(
-        self, config: dict[str, Any], data: dict[str, Any], may_change: Collection[str]
+        self,
+        config: dict[str, Any],
+        data: dict[str, Any],
+        may_change: Collection[str],
+        earlier: Mapping[str, Any] = MappingProxyType({}),
     ) -> dict[str, tuple[Any, Any]]:
-        """Raise if data or experiment have changed; return what else has, as {setting: (old, new)}."""
+        """Raise if data or experiment have changed; return what else has, as {setting: (old, new)}.
+
+        Args:
+            config: the settings now.
+            data: the data now.
+            may_change: settings, with all below them, that may be others.
+            earlier: what settings were that a run of an earlier version does not record.
+        """
         if not any(self.checkpoints.glob("step-*.pt")) and (reached := self.reached()):
             raise RunDirectoryError(
                 f"the run in {self.path} had reached step {reached}, and its checkpoints are gone: put "
@@ -171,7 +183,7 @@ class RunDirectory:
                 f"the data has changed since the run in {self.path} began ({counts}): restore it, or start a new run "
                 "with another --out"
             )
-        old, new = flatten(self.config), flatten(plain(config, "config"))
+        old, new = {**earlier, **flatten(self.config)}, flatten(plain(config, "config"))
         changed = {
             name: (old.get(name), new.get(name))
             for name in dict.fromkeys([*old, *new])
@@ -338,6 +350,7 @@ def start_or_resume(
     *,
     resume: bool,
     may_change: Collection[str],
+    earlier: Mapping[str, Any] = MappingProxyType({}),
 ) -> RunDirectory | None:
     """The folder of a run, made or reopened and locked by the first process; None for any other.
 
@@ -351,7 +364,7 @@ def start_or_resume(
     folder = RunDirectory.open(out)
     folder.lock()
     try:
-        folder.check_resumable(config, data, may_change)
+        folder.check_resumable(config, data, may_change, earlier)
         folder.resume(config)
     except BaseException:
         folder.close()

@@ -7,31 +7,35 @@ run = build(config, fabric, data)                  # what the loop trains
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from mixview.data.augment.policies import Policy, load_policy
-from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.augment.policies import Normalize, Policy, load_policy
+from mixview.data.dataset import MODES, SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.image_cache import CacheFolder, ShrunkImages, default_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
-from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.base import BadImage, Source, SourceError
 from mixview.data.sources.registry import open_dataset
 from mixview.distributed import synchronize_batch_norm
 from mixview.encoders import backbones
 from mixview.encoders.encoder_file import save_encoder
+from mixview.encoders.layers import freeze
+from mixview.encoders.loading import weights_normalize
+from mixview.encoders.transforms import IMAGENET
 from mixview.extensions import MIXERS
 from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
 from mixview.mixing import Mixer, mixture_generators
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 from mixview.options import allows, describe, suggest
 from mixview.runs.checkpoints import Checkpoints
-from mixview.runs.devices import agree_on_checkpoint, grad_scaler
+from mixview.runs.devices import agree_on_checkpoint, grad_scaler, precision_of
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import process_rank
 from mixview.runs.run_directory import RunDirectoryError
@@ -60,7 +64,32 @@ def check_early(config: PretrainConfig) -> PretrainConfig:
         raise ValueError(f"--out is the folder of the images, {config.data}: give a folder in it, such as runs/first")
     seconds_of(config.max_time)
     schedule_factor(config.optimizer, 0, config.epochs)
+    check_normalize(config)
+    if config.stop_if_worse and (config.weights is None or not config.monitor.eval_every):
+        raise ValueError(
+            "--stop_if_worse compares with the weights that a run starts from, epoch by epoch: give --weights, and an "
+            "--monitor.eval_every of at least 1"
+        )
     return config
+
+
+def check_normalize(config: PretrainConfig) -> None:
+    """Raise if this is no normalization, or not one of images of these channels."""
+    choice = config.normalize
+    if choice == "weights" and config.weights is None:
+        raise ValueError("--normalize weights needs weights to start from: give --weights, or another normalization")
+    if choice in (None, "imagenet", "weights", "measured"):
+        return
+    assert choice is not None
+    try:
+        count = len(Normalize.parse(choice).mean)
+    except ValueError as error:
+        raise ValueError(f"--normalize {error}") from None
+    if count not in (1, config.channels):
+        raise ValueError(
+            f"--normalize {choice} has {count} means and as many standard deviations, and the images have "
+            f"{config.channels} channels: give one of each, or {config.channels}"
+        )
 
 
 class TrainingData(NamedTuple):
@@ -90,6 +119,8 @@ def open_data(config: PretrainConfig) -> TrainingData:
         config.seed,
         config.validation_split,
     )
+    if knn is None and config.stop_if_worse:
+        raise SourceError(f"{note} --stop_if_worse needs it: give --labels or --validation labeled images.")
     notes = [note]
     if process_rank() > 0 or not config.monitor.eval_every:
         knn = None  # the first process alone evaluates
@@ -98,6 +129,8 @@ def open_data(config: PretrainConfig) -> TrainingData:
         if knn is None and (config.validation or config.validation_split):
             raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
         notes += [note] if note else []
+        if knn is None and config.stop_if_worse:
+            raise SourceError(f"{note} --stop_if_worse needs it: give --validation other images, or leave it out.")
     return TrainingData(whole, ImageDataset(source, decoder_for(config.channels)), knn, notes)
 
 
@@ -106,7 +139,16 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes, count = [*data.notes], len(data.images)
     size = config.size or natural_size(data.images)
     config = replace(config, size=size, augment=augment_for(config, size))
-    check_views(config, load_policy(augment_for(config, size), size, config.min_crop_scale))
+    if config.cache is not None and config.cache_size is None:
+        config = replace(config, cache_size=default_size(size))
+    policy = load_policy(augment_for(config, size), size, config.min_crop_scale)
+    check_views(config, policy)
+    normalize, note = resolve_normalize(config, policy, data.images)
+    config = replace(config, normalize="imagenet" if normalize == IMAGENET else normalize.text)
+    notes.append(note)
+    if config.precision == "auto":
+        config = replace(config, precision=precision_of(fabric))
+        notes.append(PRECISIONS[config.precision])
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
         notes.append(f"A batch of {config.batch_size} fits.")
@@ -117,6 +159,76 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     steps = config.epochs * (count // config.batch_size)
     run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
+
+
+def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
+    """The data with shrunk images, kept in the cache, where the settings have one; its notes are those about that."""
+    if config.cache_size is None:
+        return data._replace(notes=[])
+    folder = None if config.cache is None else Path(config.cache).expanduser()
+    caches = CacheFolder(folder, config.cache_size, data.images.decoder, config.exact_decoding)
+    images = ImageDataset(caches.shrunk(data.images.source), data.images.decoder)
+    knn = None if data.knn is None else KNNImages(*map(caches.shrunk, data.knn))
+    return data._replace(images=images, knn=knn, notes=caches.notes)
+
+
+PRECISIONS = {
+    "32-true": "Precision: float32 (--precision bf16-mixed is for accelerators that compute in it).",
+    "bf16-mixed": "Precision: bfloat16 where that is safe (--precision 32-true is float32 everywhere).",
+}
+"""What is said of the precision that was chosen."""
+
+MEASURED_IMAGES = 500
+"""Images that a measured normalization is of, at most."""
+
+
+def resolve_normalize(config: PretrainConfig, policy: Policy, images: ImageDataset) -> tuple[Normalize, str]:
+    """The normalization that the settings mean, and a note about it.
+
+    Args:
+        policy: the augmentation, which may have a normalization of its own.
+        images: those to learn from, to measure.
+    """
+    choice, own = config.normalize, policy[0].normalize
+    if choice is None and own != IMAGENET:
+        normalize, what = own or Normalize((0.0,), (1.0,)), "of the augmentation"
+    elif choice == "weights" or (choice is None and config.weights is not None):
+        normalize, what = weights_normalize(full_name(config.backbone), config.weights), "of the weights"
+    elif choice == "measured":
+        normalize = measure_normalize(images)
+        what = f"measured on {min(len(images), MEASURED_IMAGES)} images"
+    elif choice in (None, "imagenet"):
+        normalize, what = IMAGENET, "of ImageNet"
+    else:
+        assert choice is not None
+        normalize, what = Normalize.parse(choice), "as given"
+    mean, std = (", ".join(f"{each:.4g}" for each in values) for values in normalize.values(config.channels))
+    return normalize, f"Normalization {what}: mean {mean}; std {std}."
+
+
+def full_name(backbone: str) -> str:
+    """The name of a backbone with that of its library."""
+    library, name = backbones.resolve_name(backbone)
+    return f"{library}/{name}"
+
+
+def measure_normalize(images: ImageDataset) -> Normalize:
+    """Mean and standard deviation of each channel over all pixels of a sample of images."""
+    count = min(len(images), MEASURED_IMAGES)
+    sums: list[npt.NDArray[np.float64]] = []
+    for index in np.linspace(0, len(images) - 1, count).astype(int).tolist():
+        pixels = images[index].pixels
+        values = pixels.reshape(-1, pixels.shape[2]).astype(np.float64) / (255 if pixels.dtype == np.uint8 else 1)
+        sums.append(np.stack([np.full(values.shape[1], len(values)), values.sum(0), np.square(values).sum(0)]))
+    number, first, second = np.sum(sums, axis=0)
+    mean = first / number
+    std = np.sqrt(np.maximum(second / number - mean**2, 0))
+    if not (std > 1e-6).all():
+        raise SourceError(
+            f"channel {int(np.argmin(std))} has the same value in all pixels of {count} images, by which nothing can "
+            "be normalized: give --normalize MEAN,STD, or images that differ"
+        )
+    return Normalize(tuple(round(float(each), 6) for each in mean), tuple(round(float(each), 6) for each in std))
 
 
 def augment_for(config: PretrainConfig, size: int) -> str:
@@ -189,16 +301,21 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
             f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
             "less than two each: use a smaller one"
         )
-    policy = load_policy(config.augment, config.size, config.min_crop_scale)
+    data = shrink(config, data)
+    assert config.normalize is not None
+    normalize = IMAGENET if config.normalize == "imagenet" else Normalize.parse(config.normalize)
+    policy = load_policy(config.augment, config.size, config.min_crop_scale, normalize)
     batches = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
-    nodes = getattr(fabric.strategy, "num_nodes", 1)
+    free = default_workers(fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))
+    workers = free if config.workers is None else config.workers
     loader = view_loader(
         data.images,
         policy,
         batches,
-        workers=default_workers(fabric.world_size // nodes) if config.workers is None else config.workers,
+        workers=workers,
         pin_memory=fabric.device.type == "cuda",
         device=fabric.device if config.augment_device == "device" else None,
+        exact_decoding=config.exact_decoding,
     )
     torch.manual_seed(config.seed)  # the same initial weights on every process
     backbone = backbones.build(
@@ -208,14 +325,19 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         stem=config.stem,
         weights=config.weights,
         zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
+        drop_path=config.drop_path,
     )
+    notes = list(backbone.notes)
+    if config.freeze is not None:
+        notes.append(freeze(backbone.encoder, config.backbone, config.freeze))
     for crop in sorted({view.size for view in policy} - {config.size}):
         backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)
     steps = config.epochs * batches.batches_per_epoch
-    length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels)
+    colors = normalize.values(config.channels)
+    length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels, colors)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
-    notes = [*backbone.notes, *adapt(config, fabric, method, channels_last)]
+    notes += [*data.notes, *adapt(config, fabric, method, channels_last)]
     scaled = grad_scaler(fabric) is not None
     module, optimizer = fabric.setup(
         method, build_optimizer(method, config.optimizer, config.batch_size, scaled=scaled)
@@ -237,11 +359,44 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         channels_last=channels_last,
     )
     notes += load_checkpoint(config, engine)
-    monitor = Monitor(fabric, method, engine.objective, data.images, policy, data.knn, config.seed)
-    export: Callable[[dict[str, str]], None] = partial(
-        save_encoder, Path(config.out) / "encoder.safetensors", method.encoder, backbone.spec
+    monitor = Monitor(
+        fabric, method, engine.objective, data.images, policy, data.knn, config.seed, config.exact_decoding
     )
-    return Run(config, engine, monitor, export, notes)
+
+    def export(about: dict[str, str], name: str) -> None:
+        save_encoder(Path(config.out) / name, method.encoder, backbone.spec, about)
+
+    return Run(config, engine, monitor, export, notes, workers, reading_remedies(config, data, fabric, workers, free))
+
+
+def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int) -> list[str]:
+    """What makes reading images faster, where the network waits for it.
+
+    Args:
+        workers: processes that read images for this one.
+        free: as many as there are cores for.
+    """
+    remedies, source = [], data.images.source
+    if isinstance(source, ShrunkImages):
+        if source.cache is not None and source.cache.writable and len(source.cache) < len(source):
+            remedies.append("the cache, once this epoch has filled it")
+    elif config.channels in MODES and encodes(source):
+        remedies.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
+    if workers < free:
+        remedies.append(f"--workers {free}, as many as there are cores for")
+    if fabric.device.type != "cpu" and config.augment_device == "cpu":
+        remedies.append("--augment_device device")
+    if workers >= free:
+        remedies.append("more cores")
+    return remedies
+
+
+def encodes(source: Source) -> bool:
+    """Whether images are files, which take time to decode, and not pixels."""
+    try:
+        return isinstance(source.read(0), bytes)
+    except BadImage:
+        return True
 
 
 def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:

@@ -46,8 +46,10 @@ MAY_CHANGE = frozenset(
     {
         "accelerator",
         "augment_device",
+        "cache",
         "compile",
         "data",  # moved, perhaps: the fingerprint says whether it is the same data
+        "data_options.labels",  # which the fingerprint has, too
         "devices",
         "epochs",
         "max_time",
@@ -55,11 +57,17 @@ MAY_CHANGE = frozenset(
         "out",
         "precision",
         "resume",
+        "profile",
         "monitor",
+        "stop_if_worse",
         "workers",
     }
 )
 """Settings, with all below them, that a resumed run may change: where, how long, and how it is monitored."""
+
+
+EARLIER = {"normalize": "imagenet"}
+"""Settings that runs of earlier versions do not record, and the values that they had."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,9 @@ class OptimizerConfig:
     """Learning rate of the predictor relative to everything else (BYOL, SimSiam)."""
     norm_and_bias_rate: Positive = 1.0
     """Learning rate of norm layers and biases relative to everything else (Barlow Twins)."""
+    layer_decay: Annotated[float, MoreThan(0), AtMost(1)] | None = None
+    """Learning rate of each layer of the encoder relative to the layer above it: 0.75 lets the first layers of weights
+    to start from change least. By default all layers learn alike."""
     clip: Positive | None = None
     """Maximum norm of the gradient; by default it is not clipped."""
 
@@ -218,6 +229,8 @@ class PretrainConfig:
 
     split: str | None = None
     """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
+    labels: Annotated[str, ROOM] | None = None
+    """CSV file with the columns path and label, for the k-NN accuracy on images without labels of their own."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
     validation: str | None = None
@@ -225,7 +238,12 @@ class PretrainConfig:
     validation_split: str | None = None
     """Part of the validation images or, where none are given, of the data, for the k-NN accuracy."""
     augment: Annotated[str, ROOM] | None = None
-    """Augmentation policy by name; by default the method's own (its small variant for small images)."""
+    """Augmentation policy: a name, a YAML file, or your own by import path, such as mine.policy; by default that of the
+    method (its small variant for small images)."""
+    normalize: Annotated[str, ROOM] | None = None
+    """Normalization of the images: imagenet, weights (that of the initial weights), measured (on a sample of images),
+    or MEAN,STD of images from 0 to 1, such as 0.5,0.25, or all means and then all stds of the channels. By default what
+    the augmentation says, if it does, or else that of the weights, or else ImageNet's."""
     min_crop_scale: Annotated[float, MoreThan(0), AtMost(1)] | None = None
     """Smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
     size: Side | None = None
@@ -234,12 +252,21 @@ class PretrainConfig:
     """Channels of the images: 3 for color, 1 for grayscale, more for what is stored so."""
 
     weights: str | None = None
-    """Initial weights: imagenet, a file, or an earlier run."""
+    """Initial weights: imagenet, a file, or an earlier run. They are evaluated first, as epoch 0."""
+    freeze: NonNegative | None = None
+    """Keep the first layer (the stem, or the patch embedding) and this many stages of a ResNet, or blocks of a ViT, as
+    they are."""
+    stop_if_worse: bool = False
+    """Stop when the k-NN accuracy is below that of the initial weights three times in a row, and keep the best encoder;
+    at the end, too, if it is below."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views. Of small-vit: patches
     of 4 or of 16 pixels."""
     zero_init: bool | None = None
     """Start every residual block of a ResNet as a shortcut; by default as published with the method."""
+    drop_path: Annotated[float, AtLeast(0), LessThan(1)] = 0.0
+    """Stochastic depth of a timm model or small-vit: probability that its last block is skipped, from 0 in the first
+    on. Momentum encoders skip none."""
     mixing: MixingConfig = field(default_factory=MixingConfig)
     """How views are mixed."""
 
@@ -263,8 +290,9 @@ class PretrainConfig:
     """Number of machines; auto is as many as torchrun or srun started processes on."""
     accelerator: Accelerator = "auto"
     """cpu, cuda, mps, or auto."""
-    precision: Precision = "32-true"
-    """Numeric precision. Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    precision: Precision = "auto"
+    """Numeric precision; auto is bf16-mixed on accelerators that compute in it, else 32-true. Most CPUs are many times
+    slower with mixed precision."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices, unless the method shuffles its batches instead (MoCo)."""
     channels_last: bool = True
@@ -275,17 +303,31 @@ class PretrainConfig:
     """Processes per device that read and augment images; by default the device's share of the cores, minus one."""
     augment_device: Literal["cpu", "device"] = "cpu"
     """Where views are made: in the workers, or on the accelerator, which helps when there are few cores beside it."""
+    cache: Annotated[str, ROOM] | None = None
+    """Folder for shrunk copies of the images, which are made in the first epoch and read from then on, by any number of
+    runs: for large photographs and slow disks. Views are made of the copies from the beginning."""
+    cache_size: Side | None = None
+    """Shorter side of the copies in pixels; by default 12/7 of the views', 384 for 224."""
+    exact_decoding: bool = False
+    """Decode large photographs whole. By default a JPEG (or JPEG 2000) is decoded at 1/2, 1/4 or 1/8 of its sides where
+    every view of it still has to be shrunk, in a third of the time."""
 
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     """How often the run logs, evaluates and saves."""
     max_time: str | Positive | None = None
     """Stop gracefully after this time: 45m, 1h30m, 2d."""
+    profile: Count | None = None
+    """Profile this many steps, such as 50: print what takes their time, and write trace.json.gz, a trace that
+    ui.perfetto.dev opens, to the run directory."""
     resume: bool = False
     """Resume the run in `out`, bit-exact; a larger `epochs` extends it."""
 
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "method", method_config(self.method))
+        if self.labels is not None:  # one option of the data, wherever it is opened
+            object.__setattr__(self, "data_options", {**(self.data_options or {}), "labels": self.labels})
+            object.__setattr__(self, "labels", None)
 
 
 GROUPS: dict[str, type[Any]] = {"mixing": MixingConfig, "optimizer": OptimizerConfig, "monitor": MonitorConfig}
@@ -324,8 +366,8 @@ def from_plain(settings: Mapping[str, Any]) -> PretrainConfig:
 
 
 def to_plain(config: PretrainConfig) -> dict[str, Any]:
-    """The settings as plain values, for the run directory; whether a run was resumed is not one of them."""
-    values = {name: value for name, value in asdict(config).items() if name != "resume"}
+    """The settings as plain values, for the run directory: all but those of one session alone."""
+    values = {name: value for name, value in asdict(config).items() if name not in ("resume", "profile")}
     return values | {"method": {"name": config.method.name, **values["method"]}}
 
 

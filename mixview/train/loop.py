@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +13,12 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from mixview.data.augment.policies import Normalize
 from mixview.data.loader import Batch, EpochSampler
+from mixview.encoders.loading import describe_normalize
 from mixview.encoders.provenance import encoder_settings
+from mixview.encoders.weights import ENCODER_FILE
+from mixview.io.atomic import write_bytes
 from mixview.methods import Method, Targets, Views, backward, cached_backward
 from mixview.methods.base import unwrap
 from mixview.mixing import mix_strength_at, mixture_generators
@@ -26,10 +31,19 @@ from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
+from mixview.runs.waiting import WaitingTime, explain_waiting
+from mixview.train import gain
 from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
+from mixview.train.profiler import StepProfiler
+from mixview.train.step_timer import Part, StepTimer, describe
+
+BEST_FILE = "encoder-best.safetensors"
+"""The best encoder of a run that stops if it gets worse."""
+LAST_FILE = "encoder-last.safetensors"
+"""The last encoder of a run that has kept a better one."""
 
 
 class Run(NamedTuple):
@@ -38,9 +52,13 @@ class Run(NamedTuple):
     config: PretrainConfig
     engine: "Engine"
     monitor: Monitor
-    export: Callable[[dict[str, str]], None]
-    """Writes the encoder's file with this metadata."""
+    export: Callable[[dict[str, str], str], None]
+    """Writes the encoder into a file of this name in the run directory, with this metadata."""
     notes: list[str]
+    workers: int
+    """Processes that read images for this one."""
+    remedies: list[str]
+    """What makes reading faster."""
 
 
 def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
@@ -51,14 +69,14 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         folder: the run directory, on the first process only: it alone logs, evaluates and saves.
         notes: further ones to print at the start.
     """
-    config, engine, monitor = run.config, run.engine, run.monitor
+    config, engine, timer = run.config, run.engine, run.engine.timer
     fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.batches.batches_per_epoch
     assert config.batch_size != "auto"
     read_every = 1 if fabric.device.type == "cpu" else settings.log_every  # reading a value waits for an accelerator
     save_every = settings.checkpoint_every or epoch_steps
     checkpoints = Checkpoints(Path(config.out) / "checkpoints", keep=settings.keep)
     about = {"method": config.method.name, "objective": config.objective, "data": str(config.data)}
-    about["seed"] = str(config.seed)
+    about |= {"seed": str(config.seed)} | describe_normalize(run.monitor.normalize or Normalize((0.0,), (1.0,)))
     if folder is not None:
         folder.begin()
         shaping = (encoder_settings(folder.path) or {}) | {"processes": fabric.world_size}  # each mixes on its own
@@ -67,53 +85,106 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         Progress(engine.steps, epoch_steps, start=engine.step, enabled=folder is not None) as progress,
         MetricLogger(folder, settings, engine.step) as logger,
         GracefulStop(fabric, seconds_of(config.max_time), every=read_every) as stopping,
+        StepProfiler(
+            Path(config.out) / "trace.json.gz", config.profile if folder else None, timer, fabric.device, progress.say
+        ) as profiler,
     ):
         for note in [*run.notes, *notes]:
             progress.say(note)
         begin(run, folder, progress)
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
-            run.export(about | engine.position())
-        if is_evaluated(run, engine.step):  # killed between a checkpoint and its evaluation
-            if folder is not None and not was_evaluated(folder, engine.step):
-                evaluate(monitor, engine.step, logger, progress)
-            fabric.barrier()
-
+            run.export(about | engine.position(), ENCODER_FILE)
+        timer.restart()
         reason: str | None = None
-        while engine.step < engine.steps and reason is None:
+        worse = False
+        if is_evaluated(run, engine.step):  # the starting weights, or killed between a checkpoint and its evaluation
+            if folder is not None and not was_evaluated(folder, engine.step):
+                evaluate(run, logger, progress)
+            worse = keep_best(run, folder, about)
+
+        waiting = WaitingTime(fabric.device)
+        while engine.step < engine.steps and reason is None and not worse:
             engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
-            for views, _ in engine.loader:
+            timer.start("data")
+            for views, _ in waiting.timed(engine.loader):
                 loss, lr = engine.take_step(views)
+                timer.start("other")
                 step = engine.step
                 reason = stopping.stop_reason(step)
                 engine.cpu_seconds += time.process_time() - began
                 progress.update(step, config.batch_size, loss)
+                if waiting.is_long():
+                    rate = waiting.batches * config.batch_size / fabric.world_size / waiting.seconds
+                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.remedies))
 
                 save = step % save_every == 0 or step == engine.steps or reason is not None
                 if step % read_every == 0 or save:
                     engine.check_finite(weights=save)
                 # Stopping adds neither line nor evaluation: the resumed run logs what an uninterrupted one does.
                 if step % settings.log_every == 0 or step % epoch_steps == 0:
-                    logger.log(step, {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr})
+                    logged = {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr}
+                    logger.log(step, logged | timer.log())
                 if folder is not None and save:
                     folder.sync()
                     checkpoints.save(engine.state(), step)
-                    run.export(about | engine.position())
+                    run.export(about | engine.position(), ENCODER_FILE)
                     state: State = "interrupted" if reason else "running"
                     folder.set_status(state, step, engine.epoch, reason or "", engine.cpu_seconds)
                 if is_evaluated(run, step):  # after saving: a failure costs nothing
                     if folder is not None:
-                        evaluate(monitor, step, logger, progress)
-                    fabric.barrier()
+                        evaluate(run, logger, progress)
+                    worse = keep_best(run, folder, about)
+                    if folder is not None and worse and not save:
+                        folder.sync()
+                        checkpoints.save(engine.state(), step)
+                profiler.step()
                 began = time.process_time()
+                timer.start("data")
                 if reason is not None:
                     progress.say(f"Stopped by {reason} at step {step}; --resume continues from here.")
                     break
+                if worse:
+                    break
 
-        if folder is not None and engine.step == engine.steps:
-            folder.set_status("finished", engine.step, engine.epoch, cpu_seconds=engine.cpu_seconds)
-            progress.say(f"Done: {config.out}/encoder.safetensors")
+        if description := describe(timer.seconds(wait=True)):
+            progress.say(f"Time: {description}.")
+        if folder is not None and (engine.step == engine.steps or (worse and reason is None)):
+            finish(run, folder, about, progress)
     fabric.barrier()
+
+
+def keep_best(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
+    """After an evaluation: whether to stop, on every process, because the encoder stays worse than it was at first.
+
+    The best encoder of a run that may stop so is kept in a file of its own.
+    """
+    if not run.config.stop_if_worse:
+        run.engine.fabric.barrier()
+        return False
+    records = [] if folder is None else read_metrics(folder.path)
+    if folder is not None and gain.best_step(records) == run.engine.step:
+        run.export(about | run.engine.position(), BEST_FILE)
+    return bool(run.engine.fabric.broadcast(gain.stays_worse(records)))
+
+
+def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Progress) -> None:
+    """End a run: keep the better encoder if that was asked for, and say what has become of the starting weights."""
+    engine, records = run.engine, read_metrics(folder.path)
+    kept = run.config.stop_if_worse and gain.is_worse(records) and (folder.path / BEST_FILE).is_file()
+    if kept:
+        run.export(about | engine.position(), LAST_FILE)
+        with folder.explain_disk_error("write the encoder of"):
+            write_bytes(folder.path / ENCODER_FILE, (folder.path / BEST_FILE).read_bytes())
+    comparison = gain.compare(records, kept)
+    early = f"stopped after epoch {engine.epoch:g}" if engine.step < engine.steps else ""
+    message = ": ".join(filter(None, [early, comparison if early else None]))
+    folder.set_status("finished", engine.step, engine.epoch, message, engine.cpu_seconds)
+    if early:
+        progress.say(f"{early.capitalize()}: it stays worse than the starting weights (--no_stop_if_worse goes on).")
+    progress.say(f"Done: {run.config.out}/encoder.safetensors")
+    if comparison is not None:
+        progress.say(comparison)
 
 
 def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
@@ -136,10 +207,15 @@ def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
 
 
 def is_evaluated(run: Run, step: int) -> bool:
-    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last."""
+    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last.
+
+    Weights to start from are evaluated before the first step.
+    """
     every, epoch_steps = run.config.monitor.eval_every, run.engine.batches.batches_per_epoch
-    if not every or not step or step % epoch_steps:
+    if not every or step % epoch_steps:
         return False
+    if not step:
+        return run.config.weights is not None
     return step == run.engine.steps or step // epoch_steps % every == 0
 
 
@@ -148,16 +224,20 @@ def was_evaluated(folder: RunDirectory, step: int) -> bool:
     return any(record["step"] == step and "loss" not in record for record in read_metrics(folder.path))
 
 
-def evaluate(monitor: Monitor, step: int, logger: MetricLogger, progress: Progress) -> None:
+def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
     """Evaluate the encoder and log the metrics. An evaluation that fails is reported, and training continues."""
+    step, timer = run.engine.step, run.engine.timer
+    timer.start("evaluation")
     try:
-        metrics, warning = monitor.evaluate()
+        metrics, warning = run.monitor.evaluate()
     except Exception as error:
         progress.warn(f"The evaluation after step {step} failed; training continues: {type(error).__name__}: {error}")
         return
-    logger.log(step, metrics)
+    logger.log(step, metrics | timer.log(wait=True))
     progress.update(step, 0, knn=metrics.get("knn"))
-    if warning:
+    if not step and (text := gain.describe_start([{"step": step} | metrics])):
+        progress.say(text)
+    if warning and step:  # what the starting weights are like is not for a lower learning rate to change
         progress.warn(warning)
 
 
@@ -190,6 +270,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.method: Method = unwrap(self.module)
+        self.timer = StepTimer(self.fabric.device)
         self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
 
     @property
@@ -208,10 +289,12 @@ class Engine:
 
     def take_step(self, views: Views) -> tuple[Tensor, float]:
         """One optimizer step on this process's part of a batch; returns the loss and the learning rate."""
+        self.timer.start("forward")
         views = [self.to_device(view) for view in views]
         lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
         torch.manual_seed(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if there is any
         loss, targets = self.accumulate_gradient(views)
+        self.timer.start("update")
         self.finite &= torch.isfinite(loss)
         if self.settings.clip is not None:
             # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
@@ -237,7 +320,7 @@ class Engine:
                 self.module,
                 part,
                 self.draw_terms(part[0], group),
-                call=self.backward_by(share),
+                call=partial(self.go_backward, share=share),
                 no_sync=self.no_sync,
                 sync=number == len(parts) - 1,
             )
@@ -252,7 +335,7 @@ class Engine:
             views,
             self.draw_terms(views[0], self.fabric.global_rank),
             micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
-            call=self.fabric.backward,
+            call=partial(self.go_backward, then="backward"),  # the second forward pass included
             context=self.fabric.autocast,
         )
         return loss, [target]
@@ -264,9 +347,11 @@ class Engine:
             images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
         )
 
-    def backward_by(self, share: float) -> Callable[[Tensor], None]:
-        """Goes backward through this share of a loss."""
-        return lambda loss: self.fabric.backward(loss * share if share != 1 else loss)
+    def go_backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
+        """Go backward through this share of a loss; `then` is what the time after it counts for."""
+        self.timer.start("backward")
+        self.fabric.backward(loss * share if share != 1 else loss)
+        self.timer.start(then)
 
     def no_sync(self) -> AbstractContextManager[object]:
         """The context in which gradients do not cross processes."""

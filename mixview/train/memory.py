@@ -92,7 +92,7 @@ def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: b
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
-    mixed = settings.precision != "32-true"
+    mixed = settings.precision in ("bf16-mixed", "16-mixed")
     weights = size_of(*method.parameters(), *method.buffers())
     return Memory(
         weights=weights + (weights // 2 if mixed else 0),

@@ -11,14 +11,13 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 from torchvision.utils import make_grid, save_image
 
-from mixview.data.augment.numba_backend import make_views
 from mixview.data.augment.policies import Policy
 from mixview.data.dataset import ImageDataset
-from mixview.data.loader import to_tensor
+from mixview.data.loader import ViewDataset, to_tensor
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.identity import content_hashes, find_shared
 from mixview.data.sources.registry import open_dataset, other_parts
-from mixview.data.sources.splits import Subset, take_evenly, take_fraction, without
+from mixview.data.sources.splits import Subset, drop_unlabeled, hold_out_labeled, take_evenly, take_fraction, without
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.knn import knn_accuracy
 from mixview.evaluate.overlap import read_training_images
@@ -65,7 +64,7 @@ def hold_out(
             raise SourceError(f"--validation {validation} has no labels for a k-NN accuracy: leave it out")
         if source.labels() is not None and source.classes == queries.classes:
             note = f"k-NN: feature bank from the data, {len(queries)} queries from {validation}."
-            return source, KNNImages(source, queries), note
+            return source, KNNImages(drop_unlabeled(source)[0], drop_unlabeled(queries)[0]), note
         return source, halve(queries, seed), f"k-NN: feature bank and queries from {validation}."
     if source.labels() is None:
         return source, None, "The images have no labels: there will be no k-NN accuracy."
@@ -74,17 +73,20 @@ def hold_out(
             continue
         if source.classes != part.classes:  # labels count the classes of their own part
             return source, halve(part, seed), f"k-NN: feature bank and queries from the {name} part."
-        return source, KNNImages(source, part), f"k-NN: {len(part)} images of the {name} part are the queries."
+        queries = drop_unlabeled(part)[0]
+        note = f"k-NN: {len(queries)} images of the {name} part are the queries."
+        return source, KNNImages(drop_unlabeled(source)[0], queries), note
     if share <= 0:
         return source, None, "No images are held out (hold_out 0): there will be no k-NN accuracy."
-    queries = take_fraction(source, share, seed)
+    queries = hold_out_labeled(source, share, seed)
     learned = without(source, queries)
     note = f"k-NN: {len(queries)} labeled images are held out from training (--monitor.hold_out 0 learns from all)."
-    return learned, KNNImages(learned, queries), note
+    return learned, KNNImages(drop_unlabeled(learned)[0], queries), note
 
 
 def halve(source: Source, seed: int) -> KNNImages:
     """Half of the images as feature bank, and half as queries."""
+    source, _ = drop_unlabeled(source)
     bank = take_fraction(source, 0.5, seed)
     return KNNImages(bank, without(source, bank))
 
@@ -144,6 +146,7 @@ class Monitor:
         policy: how each view is made.
         knn: labeled images for the k-NN accuracy, where there are any, as `separate` returns them.
         seed: seed of the views and mixtures.
+        exact_decoding: decode large images whole for the views.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Monitor:
         policy: Policy,
         knn: KNNImages | None,
         seed: int,
+        exact_decoding: bool = False,
     ) -> None:
         self.fabric = fabric
         self.method = method
@@ -163,9 +167,11 @@ class Monitor:
         self.normalize = policy[0].normalize
         self.size = policy[0].size
         count = min(len(images), 256)
-        samples = [images[index] for index in np.linspace(0, len(images) - 1, count).astype(int).tolist()]
-        made = [make_views(each.pixels, seed, 0, each.index, policy) for each in samples]
-        self.views = [torch.stack(view) for view in zip(*made, strict=True)]
+        indices = np.linspace(0, len(images) - 1, count).astype(int).tolist()
+        views, _ = ViewDataset(images, policy, seed, exact_decoding=exact_decoding).__getitems__(
+            [(0, index) for index in indices]
+        )
+        self.views = list(views)
         # Drawn once, so that evaluations of different epochs compare.
         terms = objective.draw(self.views[0], mixture_generators(seed, 0))
         self.mixture = next((term.mixture for term in terms if names_parents(term.mixture)), None)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mixview.encoders.layers import learning_rate_scales
 from mixview.methods import Method
 from mixview.optim import LARS, step_decay
 from mixview.train.config import OptimizerConfig
@@ -33,27 +34,39 @@ def parameter_groups(method: Method, settings: OptimizerConfig, batch_size: int)
     """The trained parameters in groups: matrices or norm and bias; the predictor apart where it learns otherwise, and
     what is frozen at first, since torch's fused SGD takes no parameter whose gradients begin later than its group's.
 
-    A parameter of at most one dimension is a norm's or a bias, whatever its layer is called and wherever it sits.
+    A parameter of at most one dimension is a norm's or a bias, whatever its layer is called and wherever it sits. With
+    `layer_decay`, every layer of the encoder is apart, and learns more slowly than the layer above it.
     Every group carries `base_lr`, the highest learning rate, `fixed`, whether it stays there, and `decays`, whether
     weight decay applies.
     """
     apart = {id(weight) for weight in predictor_apart(method, settings)}
     frozen = {id(weight) for weight in method.frozen}
-    members: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    scales = layer_scales(method, settings)
+    members: dict[tuple[bool, bool, bool, float], list[nn.Parameter]] = {}
     for weight in method.parameters():
         if weight.requires_grad:
-            members.setdefault((id(weight) in apart, id(weight) in frozen, weight.ndim <= 1), []).append(weight)
+            # The largest scale is that of the head, which comes first: its learning rate is the one that is logged.
+            key = (id(weight) in apart, id(weight) in frozen, weight.ndim <= 1, -scales.get(id(weight), 1.0))
+            members.setdefault(key, []).append(weight)
     if not members:
         raise ValueError(f"{type(method).__name__} has no parameter that takes a gradient: unfreeze its encoder")
     groups = []
-    for (is_apart, _, norm_or_bias), weights in sorted(members.items()):
+    for (is_apart, _, norm_or_bias, scale), weights in sorted(members.items()):
         excluded = norm_or_bias and not decays_norm_and_bias(settings)
-        lr = peak_lr(settings, batch_size) * (settings.predictor_rate if is_apart else 1.0)
+        lr = peak_lr(settings, batch_size) * (settings.predictor_rate if is_apart else 1.0) * -scale
         lr *= settings.norm_and_bias_rate if norm_or_bias else 1.0
         group = {"params": weights, "lr": lr, "base_lr": lr, "fixed": is_apart and settings.fixed_predictor_lr}
         group |= {"weight_decay": 0.0 if excluded else settings.weight_decay, "decays": not excluded}
         groups.append(group | ({"adapt": not excluded} if settings.name == "lars" else {}))
     return groups
+
+
+def layer_scales(method: Method, settings: OptimizerConfig) -> dict[int, float]:
+    """What the learning rate of each parameter of the encoder is multiplied by, by its id; empty without decay."""
+    if settings.layer_decay is None:
+        return {}
+    scales = learning_rate_scales(method.encoder, settings.layer_decay)
+    return {id(weight): scales[name] for name, weight in method.encoder.named_parameters()}
 
 
 def predictor_apart(method: Method, settings: OptimizerConfig) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ from mixview.runs.devices import launch_once, make_fabric
 from mixview.runs.launching import explain_lost_peer, one_training_per_process
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume
 from mixview.train.build import build, check_early, open_data, resolve
-from mixview.train.config import MAY_CHANGE, PretrainConfig, from_plain, to_plain
+from mixview.train.config import EARLIER, MAY_CHANGE, PretrainConfig, from_plain, to_plain
 from mixview.train.loop import train
 from mixview.train.monitor import note_trained_on
 
@@ -47,7 +47,9 @@ def pretrain_alone(config: PretrainConfig) -> Path:
     config, data = resolve(config, data, fabric)
     # The first process makes or reopens the directory before any other starts.
     described = {"kind": data.whole.kind, "count": len(data.whole), "fingerprint": data.whole.fingerprint()}
-    folder = start_or_resume(config.out, to_plain(config), described, resume=config.resume, may_change=MAY_CHANGE)
+    folder = start_or_resume(
+        config.out, to_plain(config), described, resume=config.resume, may_change=MAY_CHANGE, earlier=EARLIER
+    )
     with record_failure(folder), explain_lost_peer():
         notes = [*data.notes]
         if folder is not None:
@@ -72,7 +74,7 @@ def resume(out: str | Path, *, trust_remote_code: bool = False, **changes: Any) 
         PosixPath('runs/first')
     """
     names = PretrainConfig.__dataclass_fields__
-    settings = {name: value for name, value in RunDirectory.open(out).config.items() if name in names}
+    settings = EARLIER | {name: value for name, value in RunDirectory.open(out).config.items() if name in names}
     merge(settings, {"out": str(out), "resume": True} | changes)
     require_consent(settings, str(Path(out) / "config.yaml"), trust_remote_code, typed=texts(changes))
     return pretrain(from_plain(settings))

@@ -23,7 +23,7 @@ from mixview.data.decode import (
     upright,
 )
 from mixview.data.sources.base import BadImage
-from tests.data.writing import encode, needs_data, pixels, raises, real
+from tests.data.writing import encode, needs_data, pixels, raises, real, smooth
 
 QUADRANTS = np.zeros((16, 24, 3), dtype=np.uint8)
 QUADRANTS[:8, :12], QUADRANTS[:8, 12:] = (250, 10, 10), (10, 250, 10)
@@ -307,3 +307,54 @@ def test_heic_of_a_phone_that_was_turned() -> None:
     turned = Decoder()(heic(exif=exif.tobytes()), "a.heic")
     upright = Decoder()(heic(), "a.heic")
     assert turned.shape in (upright.shape, (20, 10, 3))  # once at most: as the file says, or as the container does
+
+
+@pytest.mark.parametrize("format", ["JPEG", "JPEG2000"])
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+def test_decodes_at_a_fraction_of_the_size(format: str, factor: int) -> None:
+    height, width, asked = 333, 480, []
+
+    def choose(*size: int) -> int:
+        asked.append(size)
+        return factor
+
+    data = save(Image.fromarray(smooth(height, width)), format, **({"quality": 95} if format == "JPEG" else {}))
+    decoded, whole = Decoder()(data, choose_factor=choose), Decoder()(data)
+    assert asked == [(height, width)]
+    if factor == 1:
+        np.testing.assert_array_equal(decoded, whole)
+    if format == "JPEG2000" and decoded.shape[0] > -(-height // factor):  # a size that Pillow cannot load
+        factor = round(width / decoded.shape[1])
+    assert decoded.shape == (-(-height // factor), width // factor, 3)
+    shrunk = np.array(Image.fromarray(whole).resize(decoded.shape[1::-1], Image.Resampling.BOX))
+    # The last row of blocks is a part of one; and wavelets sample each block at its corner, not in its middle.
+    assert np.abs(decoded.astype(int) - shrunk).mean() < (3 if format == "JPEG" else 6)
+
+
+def test_the_size_that_decides_is_that_of_the_upright_image() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = save(Image.fromarray(smooth(160, 240)), "JPEG", quality=95, exif=exif)
+    asked = []
+    decoded = Decoder()(data, choose_factor=lambda *size: asked.append(size) or 4)
+    assert asked == [(240, 160)]
+    assert decoded.shape == (60, 40, 3)
+    whole = Image.fromarray(Decoder()(data)).resize((40, 60), Image.Resampling.BOX)
+    assert np.abs(decoded.astype(int) - np.array(whole)).mean() < 2
+
+
+def test_what_cannot_be_decoded_smaller_is_whole() -> None:
+    def never(*size: int) -> int:
+        raise AssertionError(size)
+
+    expected = smooth(64, 96)
+    for format in ("PNG", "BMP", "TIFF"):
+        np.testing.assert_array_equal(Decoder()(save(Image.fromarray(expected), format), "x", never), expected)
+    cmyk = save(Image.fromarray(expected).convert("CMYK"), "JPEG")
+    assert Decoder()(cmyk, "x", never).shape == expected.shape
+
+
+def test_a_broken_photograph_is_named_at_any_size() -> None:
+    data = save(Image.fromarray(smooth(160, 240)), "JPEG", quality=95)
+    with pytest.raises(BadImage, match="cut"):
+        Decoder()(data[: len(data) // 2], "cut", lambda *size: 8)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from mixview.data.augment import numba_backend, reference
-from mixview.data.augment.policies import load_policy
+from mixview.data.augment.policies import CustomView, load_policy
+from mixview.data.dataset import ImageDataset
+from mixview.data.decode import Decoder
 from mixview.data.loader import (
     Backend,
     EpochSampler,
@@ -23,6 +25,7 @@ from mixview.data.loader import (
 )
 from mixview.data.sources.base import BadImage, Pixels, SourceError
 from mixview.data.synthetic.scenes import Scenes
+from tests.data.writing import Encoded, jpeg, smooth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,3 +255,68 @@ def test_what_torch_says_of_lost_workers() -> None:
         explain_lost_worker(RuntimeError("DataLoader worker (pid(s) 12, 13) exited unexpectedly"))
     )
     assert explain_lost_worker(RuntimeError("out of memory")) is None
+
+
+LARGE = Encoded(jpeg(smooth(400, 600)), jpeg(smooth(600, 400, 1)), jpeg(smooth(40, 40, 2)))
+"""Photographs of which some views show so much that they may be decoded smaller, and one that has no pixel to spare."""
+CROPS = load_policy("mocov2-small", size=32)
+
+
+class DecodedSizes:
+    """Decoded images, and the sizes that they were decoded at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.heights: list[int] = []
+        decode = Decoder.__call__
+
+        def record(decoder: Decoder, *arguments: object) -> Pixels:
+            pixels = decode(decoder, *arguments)  # type: ignore[arg-type]
+            self.heights.append(pixels.shape[0])
+            return pixels
+
+        monkeypatch.setattr(Decoder, "__call__", record)
+
+
+def test_large_photographs_are_decoded_as_far_as_their_views_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, keys = ImageDataset(LARGE), [(epoch, index) for epoch in range(8) for index in range(3)]
+    exact, _ = ViewDataset(images, CROPS, exact_decoding=True).__getitems__(keys)
+    decoded = DecodedSizes(monkeypatch)
+    views, indices = ViewDataset(images, CROPS).__getitems__(keys)
+    assert indices.tolist() == [0, 1, 2] * 8
+    assert {50, 100} == set(decoded.heights[::3])  # a photograph of 400 at an eighth and a quarter, as crops are drawn
+    for view, other in zip(views, exact, strict=True):
+        torch.testing.assert_close(view[2::3], other[2::3], rtol=0, atol=0)  # nothing to be gained from a small one
+        assert (view - other).abs().mean() < 0.05
+
+
+def test_no_view_is_enlarged_for_the_speed() -> None:
+    """The crops of a copy have as many pixels as the views, and one of twice the factor would not."""
+    choose = numba_backend.decode_factor(CROPS)
+    assert choose is not None
+    factors = []
+    for seed in range(50):
+        factor = choose(seed, 400, 600)
+        table = numba_backend.sample_table([seed], 400, 600, CROPS)[:, 0]
+        smallest = table[:, 2:4].min()
+        assert factor == 8 or smallest < 64 * factor
+        assert factor == 1 or smallest >= 32 * factor
+        factors.append(factor)
+    assert set(factors) == {4, 8}
+
+
+def test_every_backend_makes_the_same_views_of_a_smaller_copy() -> None:
+    images, keys = ImageDataset(LARGE), [(epoch, index) for epoch in range(2) for index in range(3)]
+    native, _ = ViewDataset(images, CROPS).__getitems__(keys)
+    plain, _ = ViewDataset(images, CROPS, backend="reference").__getitems__(keys)
+    batches = EpochSampler(3, 3, shuffle=False)
+    (device, _), *_ = view_loader(images, CROPS, batches, device=torch.device("cpu"))
+    for n, (one, other) in enumerate(zip(native, plain, strict=True)):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-4)
+        torch.testing.assert_close(one[:3], device[n], rtol=0, atol=2e-4)
+
+
+def test_a_function_of_the_user_s_own_sees_whole_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded = DecodedSizes(monkeypatch)
+    own = CustomView(lambda image: image[:, :32, :32].float() / 255, size=32)
+    ViewDataset(ImageDataset(LARGE), (CROPS[0], own)).__getitems__([(epoch, 0) for epoch in range(8)])
+    assert set(decoded.heights) == {400}

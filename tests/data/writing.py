@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixview.data.sources.base import Source
+
 REAL = Path(os.environ["MIXVIEW_DATA"]) if os.environ.get("MIXVIEW_DATA") else None
 needs_data = pytest.mark.real_images  # skips where MIXVIEW_DATA is not set, and is counted: see tests/conftest.py
 
@@ -30,6 +32,43 @@ def real(name: str) -> Path:
 def pixels(seed: int, height: int = 8, width: int = 10, channels: int = 3) -> np.ndarray:
     """Random pixels [H, W, C]."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def smooth(height: int, width: int, seed: int = 0) -> np.ndarray:
+    """[H, W, 3] waves that a copy of a quarter of the size can still show."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / 40 + c + seed) * np.cos(y / 30 - c) * 100 + 128 for c in range(3)]
+    return np.stack(waves, axis=2).astype(np.uint8)
+
+
+class Encoded(Source):
+    """A source of encoded files in memory, which counts how often each is read."""
+
+    kind = "encoded"
+
+    def __init__(self, *files: bytes) -> None:
+        self.files = files
+        self.reads = [0] * len(files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self, index: int) -> bytes:
+        self.reads[index] += 1
+        return self.files[index]
+
+    def name(self, index: int) -> str:
+        return f"file {index}"
+
+    def fingerprint(self) -> str:
+        return f"{len(self)} images, {sum(map(len, self.files))} bytes, {hash(self.files):x}"
+
+
+def jpeg(image: np.ndarray, quality: int = 90) -> bytes:
+    """The bytes of a JPEG of these pixels."""
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
 
 
 @functools.cache

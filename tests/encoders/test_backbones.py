@@ -16,6 +16,7 @@ from mixview.encoders import backbones
 from mixview.encoders.backbones import SmallResNet, build
 from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.encoders.weights import adapt_channels, load_weights, strip_prefixes
+from mixview.nn import momentum_copy
 
 MODELS = [
     ("resnet18", 32, 512),
@@ -445,7 +446,7 @@ def test_small_vit_is_small_and_takes_local_crops(tmp_path: Path) -> None:
     for size in (16, 32, 48):
         assert backbone.encoder(torch.rand(2, 3, size, size)).shape == (2, 128)
     assert build("small-vit", size=224, channels=1).spec["stem"] == "standard"
-    with pytest.raises(ValueError, match="patches of 4 pixels, which 30 pixels is no multiple of: use 28 or 32"):
+    with pytest.raises(ValueError, match="patches of 4 pixels, and 30 is not a multiple of it: use 28 or 32"):
         build("small-vit", size=30)
     with pytest.raises(ValueError, match="at least 4"):
         build("small-vit", size=3)
@@ -467,3 +468,34 @@ def test_vits_of_timm_take_local_crops_and_compute_what_they_did() -> None:
     fixed.load_state_dict(encoder.state_dict())
     images = torch.rand(2, 3, 224, 224)
     assert torch.equal(encoder(images), fixed(images))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small-vit",
+        "vit_tiny_patch16_224",
+        "deit_tiny_distilled_patch16_224",
+        "eva02_tiny_patch14_224",
+        "cait_xxs24_224",
+    ],
+)
+def test_drop_path_is_the_online_networks(name: str) -> None:
+    size = 32 if name == "small-vit" else 28 if "patch14" in name else 32
+    torch.manual_seed(0)
+    encoder = build(name, size=size, drop_path=0.5).encoder.train()
+    images = torch.rand(4, 3, size, size)
+    assert not torch.equal(encoder(images), encoder(images))
+    target = momentum_copy(encoder)
+    assert torch.equal(target(images), target(images))
+    assert not torch.equal(encoder(images), encoder(images))
+    assert encoder.state_dict().keys() == build(name, size=size).encoder.state_dict().keys()
+
+
+def test_drop_path_where_there_is_none() -> None:
+    with pytest.raises(ValueError, match="drop_path is for timm's models and small-vit, and resnet18 is neither"):
+        build("resnet18", size=32, drop_path=0.1)
+    with pytest.raises(ValueError, match="timm/vgg11 has no drop path"):
+        build("timm/vgg11", size=32, drop_path=0.1)
+    with pytest.raises(ValueError, match="drop_path is a probability, at least 0 and less than 1, got 1"):
+        build("small-vit", size=32, drop_path=1)

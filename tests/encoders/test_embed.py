@@ -57,6 +57,28 @@ def test_features_are_those_of_the_encoder(run: Path, images: Path, tmp_path: Pa
     np.testing.assert_allclose(features, found.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_patches_are_maps_with_their_grid(run: Path, images: Path, tmp_path: Path) -> None:
+    """In both formats: a ResNet's last maps, whose mean is its output; and earlier ones by --stage."""
+    import mixview
+
+    options: dict[str, Any] = {"data": str(images), "workers": 0, "patches": True}
+    for name in ("a.parquet", "a.npy"):
+        embed(str(run), out=str(tmp_path / name), **options)
+    names, patches = read_features(tmp_path / "a.npy")
+    same_names, same = read_features(tmp_path / "a.parquet")
+    assert names == same_names
+    assert patches.shape == same.shape == (9, 2, 2, 128)
+    np.testing.assert_array_equal(patches, same)
+    assert pq.read_table(tmp_path / "a.parquet")["grid"].to_pylist() == [[2, 2]] * 9
+    encoder = mixview.load(run, device="cpu")
+    paths = [images / name for name in names]
+    np.testing.assert_allclose(patches.mean((1, 2)), encoder(paths).numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(patches, encoder.patches(paths).numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(patches[0], encoder.patches(paths[0]).numpy(), rtol=1e-4, atol=1e-5)
+    embed(str(run), out=str(tmp_path / "b.npy"), stage="res3", **options)
+    assert np.load(tmp_path / "b.npy").shape == (9, 8, 8, 32)
+
+
 def test_bad_images_are_left_out_and_named(
     run: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models import VisionTransformer
 
 from mixview.data.dataset import ANNOUNCED
 from mixview.data.loader import to_tensor
@@ -22,12 +23,14 @@ from mixview.encoders import features as module
 from mixview.encoders.features import (
     POOLS,
     STAGES,
+    PatchMaps,
     StageFeatures,
     cache_key,
     extract,
     open_array,
     rank_and_world_size,
     stages_of,
+    tokens_to_maps,
 )
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop, ResizeToSquare
@@ -280,3 +283,48 @@ def test_features_that_are_not_finite_raise() -> None:
         next(subject.encoder.parameters()).fill_(float("inf"))
     with pytest.raises(ValueError, match=f"{subject.name} contain NaN or infinity"):
         extract(subject, scenes(6), CROP, workers=0)
+
+
+def test_patches_of_a_vit_are_its_tokens_without_the_class_token() -> None:
+    """In the order of the image: a change in one corner changes that corner's patch most."""
+    encoder = backbones.build("small-vit", size=16).encoder.eval()
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        maps = PatchMaps(encoder)(images)
+        tokens = encoder.forward_features(images)
+        images[:, :, 12:, :4] += 1
+        change = (PatchMaps(encoder)(images) - maps).norm(dim=1)
+    assert maps.shape == (2, 128, 4, 4)
+    assert torch.equal(maps.flatten(2).transpose(1, 2), tokens[:, 1:])
+    assert change.flatten(1).argmax(1).tolist() == [12, 12]
+
+
+@pytest.mark.parametrize("name", ["timm/resnet18", "resnet18"])
+def test_patches_of_resnets_are_what_is_pooled(name: str) -> None:
+    encoder = backbones.build(name, size=64, stem="standard").encoder.eval()
+    images = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        maps, output = PatchMaps(encoder)(images), encoder(images)
+    assert maps.shape == (1, 512, 2, 2)
+    torch.testing.assert_close(maps.mean((2, 3)), output)
+
+
+def test_patches_of_torchvision_s_vit() -> None:
+    torch.manual_seed(0)
+    encoder = VisionTransformer(16, 4, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=8).eval()
+    images = torch.rand(1, 3, 16, 16)
+    with torch.no_grad():
+        maps = PatchMaps(encoder)(images)
+        images[:, :, :4, 12:] += 1
+        change = (PatchMaps(encoder)(images) - maps).norm(dim=1)
+    assert maps.shape == (1, 8, 4, 4)
+    assert change.flatten().argmax() == 3
+
+
+def test_an_encoder_without_patches() -> None:
+    with pytest.raises(ValueError, match="Means has no patch features that mixview can find: use a ResNet or a ViT"):
+        PatchMaps(Means())(torch.rand(1, 3, 8, 8))
+    with pytest.raises(ValueError, match="has no stage res3, only a ResNet has: use avgpool"):
+        PatchMaps(backbones.build("small-vit", size=16).encoder, "res3")
+    with pytest.raises(ValueError, match="5 patch tokens are no square"):
+        tokens_to_maps(torch.zeros(1, 6, 2), 1)

@@ -9,11 +9,15 @@ import pytest
 import torch
 from PIL import Image
 
+import mixview
 from mixview.cli import main
-from mixview.encoders.neighbors import group_duplicates, neighbors, rank_outliers, without_self
+from mixview.data.sources.registry import open_dataset
+from mixview.encoders.neighbors import group_duplicates, most_diverse, neighbors, rank_outliers, without_self
 from mixview.encoders.search import Neighbors
+from mixview.runs.run_directory import RunDirectory
 from tests.data.writing import needs_data, pixels, real, write
 from tests.evaluate.small_encoders import colored
+from tests.train.running import tiny
 
 
 @pytest.fixture
@@ -130,3 +134,93 @@ def test_copies_of_real_photographs_are_found(tmp_path: Path) -> None:
     assert len(found) == 4
     assert all(len(each.images) == 2 for each in found)
     assert sum(name.startswith("copy-") for name in names) == 4
+
+
+def names_in(path: Path) -> list[str]:
+    return [Path(line.partition("\t")[0]).name for line in path.read_text().splitlines()]
+
+
+def test_a_list_without_duplicates_and_outliers_is_data(
+    images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The round trip: what `neighbors` keeps is what `pretrain --data` learns from, labels included."""
+    (images / "red" / "bad.png").write_bytes(b"no image")
+    clean = tmp_path / "lists" / "clean.txt"
+    options = [
+        "--workers",
+        "0",
+        "--size",
+        "16",
+        "--count",
+        "1",
+        "--threshold",
+        "0.999",
+        "--out",
+        str(tmp_path / "a.png"),
+    ]
+    kept = ["--write_list", str(clean), "--drop", "duplicates,outliers"]
+    main(["neighbors", "pixels", "--data", str(images), *options, *kept])
+    assert (
+        f"wrote {clean}: 24 of 27 images; left out 1 that cannot be read, 1 near-duplicate (cosine 0.999 or more), "
+        "1 outlier" in capsys.readouterr().out
+    )
+    expected = [f"{number:03d}.png" for number in range(12)] * 2
+    assert names_in(clean) == expected
+    source, whole = open_dataset(clean), open_dataset(images)
+    assert source.classes == whole.classes == ("blue", "red")
+    labels = source.labels()
+    assert labels is not None
+    assert labels.tolist() == [0] * 12 + [1] * 12
+    run = mixview.pretrain(
+        **tiny(tmp_path / "run", data=str(clean), data_options=None, epochs=1, batch_size=8, augment_device="device")
+    )
+    assert RunDirectory.open(run).data["count"] == 24
+
+
+def test_the_most_diverse_are_far_from_each_other(images: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": str(images), "out": str(tmp_path / "a.png"), "workers": 0, "size": 16}
+    for count in (3, 100):
+        neighbors("pixels", **options, count=1, write_list=str(tmp_path / f"{count}.txt"), diverse=count)
+    kinds = {open_dataset(tmp_path / "3.txt").name(index).split("/")[-2:][0] for index in range(3)}
+    assert kinds == {"red", "blue"}
+    assert "green.png" in names_in(tmp_path / "3.txt")
+    assert len(names_in(tmp_path / "100.txt")) == 26  # there are no more
+
+
+def test_greedy_centers_are_a_loop_over_all_distances() -> None:
+    features = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    features[7] = features[3]
+    cosine = torch.nn.functional.cosine_similarity(features[:, None], features[None], dim=2)
+    chosen = [int((features / features.norm(dim=1, keepdim=True)).mean(0).mul(
+        features / features.norm(dim=1, keepdim=True)).sum(1).argmax())]  # fmt: skip
+    while len(chosen) < 12:
+        closest = {image: max(float(cosine[image, other]) for other in chosen) for image in range(40)}
+        chosen.append(min((image for image in range(40) if image not in chosen), key=lambda image: closest[image]))
+    assert most_diverse(features, 12).tolist() == chosen
+    assert sorted(most_diverse(features, 40).tolist()) == list(range(40))  # copies, too, once there is nothing else
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"write_list": "a.txt"}, "the list would have all images: give --drop duplicates,outliers, or --diverse"),
+        ({"drop": "duplicates"}, "choose the images of a list: give --write_list a file"),
+        ({"diverse": 3}, "choose the images of a list: give --write_list a file"),
+        ({"write_list": "a.txt", "drop": "duplicate"}, "'duplicate': did you mean duplicates"),
+        ({"write_list": "a.png", "drop": "duplicates"}, "end its name in .txt"),
+        ({"write_list": "a.txt", "drop": "duplicates", "query": "b.png"}, "leave --query b.png out"),
+        (
+            {"write_list": "a.txt", "drop": "outliers", "count": 99},
+            "none is left for a.txt .left out 26 outliers.: use",
+        ),
+    ],
+)
+def test_lists_that_make_no_sense(options: dict[str, Any], message: str, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        neighbors("pixels", data=str(images), workers=0, size=16, out=str(tmp_path / "a.png"), **options)
+    with pytest.raises(ValueError, match="kind scenes are not files of their own"):
+        neighbors(
+            "pixels", data="scenes", data_options={"count": 9, "size": 16}, workers=0, out=str(tmp_path / "a.png"),
+            write_list=str(tmp_path / "a.txt"), diverse=2,
+        )  # fmt: skip
+    assert not list(tmp_path.glob("*.txt"))

@@ -344,6 +344,7 @@ def test_either_takes_both() -> None:
 
 PASSES = {"imix": (3, 0), "imix-moco": (2, 1), "mixco": (2, 1), "mochi": (2, 1), "swav": (4, 0), "swav-queue": (4, 0)}
 PASSES |= {"unmix-byol": (4, 4), "unmix-simclr": (4, 0), "unmix-vicreg": (4, 0), "mocov3": (4, 2)}
+PASSES |= {"mocov3-sdmp": (4, 4), "moco-v2-sdmp": (2, 2), "simclr-sdmp": (4, 0), "simclr-one-sided-sdmp": (4, 0)}
 PASSES |= {"barlow-twins": (3, 0), "barlow-twins-symmetric": (4, 0), "barlow-twins-mixed": (4, 0)}
 PASSES |= {"vicreg": (3, 0), "vicreg-symmetric": (4, 0)}
 PASSES |= {"dino": (2, 1)}  # its views of a size go together

@@ -14,7 +14,7 @@ from mixview.encoders.search import Neighbors
 from mixview.evaluate import results
 from mixview.evaluate.paper import PaperKey
 from mixview.report.confusions import confuse
-from mixview.report.curves import follow, thin_out
+from mixview.report.curves import follow, thin_out, time_shares
 from mixview.report.runs import gather, read_run
 from mixview.report.sprites import make_sprites
 from mixview.report.strips import detection_strips, make_strip
@@ -40,6 +40,23 @@ def test_curves_are_over_epochs_and_leave_out_what_is_no_number(tmp_path: Path) 
     assert curves["loss"].epochs[-1] == 4
     assert curves["knn"].values[-1] == pytest.approx(0.4)
     assert "mixture_larger" not in curves
+
+
+def test_the_parts_of_the_time_are_summed_over_the_whole_run(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "scenes", encoder=False))
+    assert time_shares(run) == {}
+    logged = {"time/seconds": 3.0, "time/data": 0.5, "time/forward": 0.5}
+    resumed = {"time/seconds": 1.0, "time/data": 0.25, "time/backward": 0.75, "time/other": None, "time/mine": 1.0}
+    damaged = {"time/seconds": "long", "time/data": 1.0}
+    run.metrics.extend([{"step": 17} | logged, {"step": 18} | resumed, {"step": 19} | damaged])
+    assert time_shares(run) == {
+        "data": 0.4375,
+        "forward": 0.375,
+        "backward": 0.1875,
+        "update": 0,
+        "evaluation": 0,
+        "other": 0,
+    }
 
 
 def test_thinned_curves_keep_their_mean_and_their_end() -> None:

@@ -234,7 +234,7 @@ ROWS["paper/byol-wbsim"] = ROWS["paper/byol-wbsim"]._replace(batches=(4096, 1024
 NOT_PUBLISHED = {name for name in recipes.names() if name.startswith("small/")}
 """Recipes of our own, for little data and few cores."""
 SWAV = "related/swav"
-NEWER = {"related/barlow-twins", "related/vicreg", "related/mocov3"}
+NEWER = {"related/barlow-twins", "related/vicreg", "related/mocov3", "vit/mocov3-small", "related/sdmp"}
 SWAV_MULTI_CROP, DINO_SMALL = "related/swav-multi-crop", "vit/dino-small"
 
 
@@ -460,6 +460,7 @@ def test_dino_is_as_published_but_for_what_its_recipe_says(resolve: Callable[[st
     method: Any = run.method
     found, steps = run.settings.optimizer, IMAGENET // 1024
     assert (run.backbone["name"], run.backbone["size"]) == ("timm/vit_small_patch16_224", 224)
+    assert run.backbone["drop_path"] == 0.1
     assert (run.settings.batch_size, run.settings.epochs, found.warmup_epochs, found.clip) == (1024, 100, 10, 3.0)
     assert type(run.optimizer) is torch.optim.AdamW
     for epoch, lr, decay in ((0, 0.0, 0.04), (5, 1e-3, None), (10, 2e-3, None), (55, 1e-3, None), (100, 0.0, 0.4)):
@@ -529,11 +530,22 @@ def test_barlow_twins_and_vicreg_are_as_published(
         assert weights == (25, 25, 1)
 
 
-def test_mocov3_is_as_published(resolve: Callable[[str], Run]) -> None:
-    """facebookresearch/moco-v3 CONFIG.md for ViT-Base: 8 nodes of 8, AdamW of all parameters, 40 warm-up epochs."""
-    run = resolve("related/mocov3")
+SDMP: dict[str, Any] = {"mixer": "resizemix", "lam_per": "image", "weight": 1.0, "sim_weight": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "sdmp"),
+    [
+        ("related/mocov3", "vit_base_patch16_224", 0.0),
+        ("vit/mocov3-small", "timm/vit_small_patch16_224", 0.0),
+        ("related/sdmp", "timm/vit_small_patch16_224", 0.5),
+    ],
+)
+def test_mocov3_is_as_published(name: str, backbone: str, sdmp: float, resolve: Callable[[str], Run]) -> None:
+    """facebookresearch/moco-v3 CONFIG.md for ViTs: AdamW of all parameters, 40 warm-up epochs; OliverRensu/SDMP."""
+    run = resolve(name)
     assert isinstance(run.method, MoCoV3)
-    assert run.backbone["name"] == "vit_base_patch16_224"
+    assert (run.backbone["name"], run.backbone["drop_path"], run.method.sdmp) == (backbone, 0.0, sdmp)
     assert (run.settings.batch_size, run.settings.epochs, run.settings.size) == (4096, 300, 224)
     assert type(run.optimizer) is torch.optim.AdamW
     for group in run.optimizer.param_groups:
@@ -544,7 +556,9 @@ def test_mocov3_is_as_published(resolve: Callable[[str], Run]) -> None:
     assert layers(run.method.online.projector) == "4096 BN ReLU 4096 BN ReLU 256 plainBN"
     assert (run.method.temperature, run.method.momentum) == (0.2, 0.99)
     assert load_policy(str(run.settings.augment), 224) == BYOL
-    assert terms_of(run) == SIM
+    if sdmp:
+        assert SDMP.items() <= vars(run.settings.mixing).items()
+    assert (run.settings.objective == "wbsim") if sdmp else (terms_of(run) == SIM)
 
 
 def test_options_of_related_methods(resolve: Callable[[str], Run]) -> None:

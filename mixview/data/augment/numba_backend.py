@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 
 from mixview.data.augment import reference
-from mixview.data.augment.params import COLUMNS, LAYOUT, PACKED, AugmentParams, limits_of, sample_params
+from mixview.data.augment.params import COLUMNS, LAYOUT, PACKED, AugmentParams, limits_of, sample_params, scale_crop
 from mixview.data.augment.policies import Augmentation, CustomView, Jitter, Policy
 from mixview.data.cache import cache_folder
+from mixview.data.decode import FACTORS
 from mixview.data.sources.base import Pixels
 from mixview.io.terminal import say
 from mixview.rng import seed_from
@@ -260,6 +261,41 @@ def sample_table(
     return table
 
 
+def sample_scaled(
+    seeds: Sequence[int], full_size: tuple[int, int], size: tuple[int, int], augmentations: Sequence[Augmentation]
+) -> npt.NDArray[np.float64]:
+    """`sample_table` for images of which there are copies of `size`."""
+    table = sample_table(seeds, *full_size, augmentations)
+    if full_size != size:
+        columns = [COLUMNS[name] for name in ("top", "left", "height", "width")]
+        crops = scale_crop([table[:, :, column] for column in columns], full_size, size)
+        for column, values in zip(columns, crops, strict=True):
+            table[:, :, column] = values
+    return table
+
+
+def decode_factor(policy: Policy) -> Callable[[int, int, int], int] | None:
+    """From an image's seed, height and width the largest factor by which it may be decoded smaller.
+
+    No view has to be enlarged for it. None where views are made by functions of the user's own, which see whole images.
+    """
+    augmentations = [view for view in policy if isinstance(view, Augmentation)]
+    if len(augmentations) < len(policy):
+        return None
+    sizes = np.array([view.size for view in augmentations])
+    smallest = 2 * max(view.size for view in augmentations)
+
+    def choose(seed: int, height: int, width: int) -> int:
+        if min(height, width) < smallest:
+            return 1
+        table = sample_table([seed], height, width, augmentations)[:, 0]
+        sides = table[:, [COLUMNS["height"], COLUMNS["width"]]].min(1)
+        room = float((sides / sizes).min())
+        return next((factor for factor in FACTORS if factor <= room), 1)
+
+    return choose
+
+
 @lru_cache(maxsize=64)
 def limit_table(augmentations: tuple[Augmentation, ...]) -> npt.NDArray[np.float64]:
     """[V, 19] the limits of each view, as the kernel takes them."""
@@ -287,16 +323,22 @@ def make_views(image: Pixels, seed: int, epoch: int, index: int, policy: Policy)
     return tuple(view[0] for view in out)
 
 
-def fill_views(images: Pixels, seeds: Sequence[int], policy: Policy, out: Sequence[Tensor]) -> None:
+def fill_views(
+    images: Pixels,
+    seeds: Sequence[int],
+    policy: Policy,
+    out: Sequence[Tensor],
+    full_size: tuple[int, int] | None = None,
+) -> None:
     """Write all views of images [N, H, W, C] into one tensor [N, C, S, S] per view.
 
     Args:
         seeds: seeds of the images' views.
+        full_size: height and width of the images that these are smaller copies of, if they are.
     """
-    _, height, width, _ = images.shape
     native = [(view, rows) for view, rows in zip(policy, out, strict=True) if isinstance(view, Augmentation)]
     if native:
-        table = sample_table(seeds, height, width, [view for view, _ in native])
+        table = sample_scaled(seeds, full_size or images.shape[1:3], images.shape[1:3], [view for view, _ in native])
         for params, (view, rows) in zip(table, native, strict=True):
             fill(images, params, view, rows)
     for number, (custom, rows) in enumerate(zip(policy, out, strict=True)):

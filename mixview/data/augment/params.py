@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mixview.data.augment.policies import MAX_OPERATIONS, RANDAUGMENT_OPERATIONS, Augmentation, Jitter, RandAugment
@@ -64,6 +65,11 @@ class AugmentParams(NamedTuple):
         pairs = [number for pair in (*self.operations, *missing) for number in pair]
         row: tuple[Any, ...] = (*self[:at], *self.order, *self[at + 1 : -1], *pairs)
         return [float(value) for value in row]
+
+    def scaled(self, full_size: tuple[int, int], size: tuple[int, int]) -> "AugmentParams":
+        """The same for a copy of another size of the image that they were sampled for."""
+        top, left, height, width = scale_crop(self[:4], full_size, size)
+        return self._replace(top=int(top), left=int(left), height=int(height), width=int(width))
 
     @classmethod
     def unpack(cls, row: Sequence[float]) -> "AugmentParams":
@@ -207,6 +213,20 @@ def sample_crop(limits: Limits, height: int, width: int, uniform: Sequence[float
     elif width / height > limits.ratio_high:
         across = min(width, max(1, round(height * limits.ratio_high)))
     return (height - down) // 2, (width - across) // 2, down, across
+
+
+def scale_crop(crop: Sequence[Any], full_size: tuple[int, int], size: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Crops (top, left, height, width), numbers or arrays, in a copy of `size` of an image of `full_size`.
+
+    Edges are rounded to whole pixels of the copy.
+    """
+    top, left, height, width = crop
+    vertical, horizontal = size[0] / full_size[0], size[1] / full_size[1]
+    first_row = np.minimum(np.rint(top * vertical), size[0] - 1)
+    first_column = np.minimum(np.rint(left * horizontal), size[1] - 1)
+    rows = np.maximum(np.rint((top + height) * vertical) - first_row, 1)
+    columns = np.maximum(np.rint((left + width) * horizontal) - first_column, 1)
+    return first_row, first_column, rows, columns
 
 
 def sample_operations(randaugment: RandAugment | None, uniform: Sequence[float]) -> tuple[tuple[int, float], ...]:

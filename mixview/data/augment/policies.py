@@ -30,7 +30,7 @@ from mixview.extensions import import_object, is_import_path
 from mixview.io.environment import process_rank
 from mixview.io.terminal import say
 from mixview.io.yaml_files import SettingsError, read_yaml
-from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Share, Side, check_options, did_you_mean
+from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Share, Side, brief, check_options, did_you_mean
 
 BUILTIN = Path(__file__).parent / "builtin"
 MAX_OPERATIONS = 4
@@ -179,6 +179,33 @@ class Normalize:
         if not self.mean or len(self.mean) != len(self.std):
             raise ValueError(f"normalize.mean and std must have one value per channel, got {self.mean} and {self.std}")
 
+    @classmethod
+    def parse(cls, text: str) -> "Normalize":
+        """From `MEAN,STD`: means and then as many standard deviations, in the numbers of images from 0 to 1.
+
+        Example:
+            >>> Normalize.parse("0.5,0.25")
+            Normalize(mean=(0.5,), std=(0.25,))
+        """
+        try:
+            numbers = [float(each) for each in text.split(",")]
+        except ValueError:
+            raise ValueError(
+                f"{brief(text)} is no normalization: give imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
+            ) from None
+        if len(numbers) % 2:
+            raise ValueError(
+                f"{brief(text)} has {len(numbers)} numbers: give as many means as standard deviations, first all "
+                "means, such as 0.5,0.25"
+            )
+        half = len(numbers) // 2
+        return cls(tuple(numbers[:half]), tuple(numbers[half:]))
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads, to the last digit."""
+        return ",".join(repr(float(each)) for each in (*self.mean, *self.std))
+
     def values(self, channels: int) -> tuple[list[float], list[float]]:
         """Mean and std of each channel."""
         if channels == len(self.mean):
@@ -259,6 +286,7 @@ def load_policy(
     policy: str | os.PathLike[str] | Augmentation | Sequence[Any] | Callable[..., Any],
     size: int | None = None,
     min_crop_scale: float | None = None,
+    normalize: Normalize | None = None,
 ) -> Policy:
     """The augmentations of all views.
 
@@ -267,6 +295,7 @@ def load_policy(
             the policy itself: augmentations, or callables on images.
         size: size of the largest views in pixels; smaller ones shrink in proportion. By default as published.
         min_crop_scale: the smallest share of an image that one of the largest views shows. By default as published.
+        normalize: how all views are normalized. By default as the policy says, which is by ImageNet's values.
 
     Example:
         >>> first, second = load_policy("byol", size=96)
@@ -291,7 +320,8 @@ def load_policy(
             "mine.yaml or mine.policy"
         )
     largest = max(view.size for view in views)
-    return tuple(resize(view, largest, size or largest, min_crop_scale) for view in views)
+    views = tuple(resize(view, largest, size or largest, min_crop_scale) for view in views)
+    return views if normalize is None else tuple(replace(view, normalize=normalize) for view in views)
 
 
 @functools.cache

@@ -19,15 +19,22 @@ from mixview.rng import seed_from
 F = Module("torchvision.transforms.v2.functional")
 
 
-def make_views(image: Tensor, seed: int, epoch: int, index: int, policy: Policy) -> tuple[Tensor, ...]:
-    """All views of an image [C, H, W], a function of (seed, epoch, index) and of nothing else."""
+def make_views(
+    image: Tensor, seed: int, epoch: int, index: int, policy: Policy, full_size: tuple[int, int] | None = None
+) -> tuple[Tensor, ...]:
+    """All views of an image [C, H, W], a function of (seed, epoch, index) and of nothing else.
+
+    Args:
+        full_size: height and width of the image that this is a smaller copy of, if it is one.
+    """
     image_seed = seed_from("views", seed, epoch, index)
     generator = torch.Generator().manual_seed(image_seed)
     height, width = image.shape[1:]
+    full_size = full_size or (height, width)
     return tuple(
         apply_custom(image, view, image_seed, number)
         if isinstance(view, CustomView)
-        else apply(image, view, sample_params(view, height, width, generator))
+        else apply(image, view, sample_params(view, *full_size, generator).scaled(full_size, (height, width)))
         for number, view in enumerate(policy)
     )
 

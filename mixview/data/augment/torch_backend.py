@@ -59,18 +59,21 @@ def pack_raw_batch(
     indices: Sequence[int],
     policy: Policy,
     new: NewTensor = new_tensor,
+    full_sizes: Sequence[tuple[int, int]] | None = None,
 ) -> RawBatch:
     """The raw batch of images [H, W, C] of any sizes, with parameters from the seeds of the images.
 
     Args:
+        full_sizes: height and width of the images that these are smaller copies of, if they are.
         new: makes the tensor for the pixels, in shared memory for example.
     """
     augmentations = require_augmentations(policy)
     shapes = [image.shape[:2] for image in images]
+    sizes = list(zip(shapes if full_sizes is None else full_sizes, shapes, strict=True))
     params = np.empty((len(augmentations), len(images), PACKED))
-    for height, width in dict.fromkeys(shapes):
-        rows = [row for row, shape in enumerate(shapes) if shape == (height, width)]
-        params[:, rows] = numba_backend.sample_table([seeds[row] for row in rows], height, width, augmentations)
+    for pair in dict.fromkeys(sizes):
+        rows = [row for row, each in enumerate(sizes) if each == pair]
+        params[:, rows] = numba_backend.sample_scaled([seeds[row] for row in rows], *pair, augmentations)
     top, left, height, width, flip = (
         params[:, :, COLUMNS[name]].astype(np.int64) for name in ("top", "left", "height", "width", "flip")
     )  # [V, B] each

@@ -11,6 +11,12 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 """Decoded pixels, [H, W, C]."""
 
+ClassMap = npt.NDArray[np.int16]
+"""[H, W] the class of each pixel: 0 is the background, k the k-th of the classes, `IGNORED` counts for nothing."""
+
+IGNORED = -1
+"""What a class map has where the class is unknown, as along the outlines of VOC's objects (255 in its files)."""
+
 
 class SourceError(ValueError):
     """A source that cannot be opened, or that fails as a whole: the message says what to do about it."""
@@ -106,3 +112,21 @@ class Source(ABC):
     def objects(self, index: int) -> Objects | None:
         """The objects in an image, where the source has boxes."""
         return None
+
+    def segmentation(self) -> "Source | None":
+        """The images that have a class for every pixel, as a source with class maps; None if none has."""
+        return None
+
+    def class_map(self, index: int) -> ClassMap:
+        """The class of each pixel of an image; only of the images that `segmentation` returns."""
+        raise SourceError(f"{self.name(index)} has no class for every pixel: give images with masks")
+
+
+def paint_objects(objects: Objects, height: int, width: int) -> ClassMap:
+    """The class map of objects with masks; where objects of different classes overlap, the class is unknown."""
+    assert objects.masks is not None
+    classes = np.zeros((height, width), dtype=np.int16)
+    for mask, number in zip(objects.masks, objects.classes, strict=True):
+        own, there = np.int16(number + 1), classes[mask]
+        classes[mask] = np.where((there == 0) | (there == own), own, IGNORED)
+    return classes

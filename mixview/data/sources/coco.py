@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.decode import MAX_PIXELS
-from mixview.data.sources.base import Objects, SourceError
+from mixview.data.sources.base import ClassMap, Objects, Source, SourceError, paint_objects
 from mixview.data.sources.files import ImageFiles
 from mixview.data.sources.packed_strings import PackedStrings
+from mixview.data.sources.splits import Subset
 
 MAX_COORDINATE = 100_000
 """Pixels: no image has a longer side. pycocotools counts in C, and crashes on coordinates that are far outside."""
@@ -168,6 +169,16 @@ class Coco(ImageFiles):
         crowd = self._crowd[own].copy()
         areas = None if self._areas is None else self._areas[own].copy()
         return Objects(self._boxes[own].copy(), self._classes[own].copy(), np.zeros_like(crowd), crowd, masks, areas)
+
+    def segmentation(self) -> Source | None:
+        """The images whose objects all have masks; an image without objects is background."""
+        if not (self._draws_masks and self._has_masks and self._outlined.any()):
+            return None
+        outlined = np.bincount(self._images, ~self._outlined, minlength=len(self)) == 0
+        return self if outlined.all() else Subset(self, np.flatnonzero(outlined))
+
+    def class_map(self, index: int) -> ClassMap:
+        return paint_objects(self.objects(index), *(int(size) for size in self._sizes[index]))
 
 
 def locate(path: Path) -> Path | None:

@@ -371,20 +371,7 @@ class FileList(ImageFiles):
         label_column: str | None = None,
     ) -> None:
         path = Path(path)
-        try:
-            with io.TextIOWrapper(
-                open_regular(path, follow=True), encoding="utf-8-sig", errors="surrogateescape", newline=""
-            ) as file:
-                delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
-                if delimiter is None:
-                    rows = list(parse_lines(file))
-                else:
-                    rows = parse_table(list(csv.reader(file, delimiter=delimiter)), path, path_column, label_column)
-        except (OSError, csv.Error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise SourceError(f"the list {path} cannot be read ({reason}): check the path") from error
-        if not rows:
-            raise SourceError(f"the list {path} names no files: write one path per line")
+        rows = read_list(path, path_column, label_column)
         labeled = [label for _, label in rows if label is not None]
         if labeled and len(labeled) != len(rows):
             bare = next(name for name, label in rows if label is None)
@@ -393,6 +380,37 @@ class FileList(ImageFiles):
         super().__init__(
             path.parent if root is None else Path(root), PackedStrings(name for name, _ in rows), labels, classes
         )
+
+
+def file_path(source: Source, index: int) -> Path:
+    """Where an image of a source is on the disk; raise if it is not a file of its own."""
+    if isinstance(source, ImageFiles):
+        return source.path(index)
+    raise SourceError(
+        f"the images of a source of kind {source.kind} are not files of their own, which a list could name: give "
+        "--data a folder of images, or a list"
+    )
+
+
+def read_list(
+    path: Path, path_column: str | None = None, label_column: str | None = None
+) -> list[tuple[str, str | None]]:
+    """(path, label or None) of each line of a text file, or of each row of a CSV or TSV file."""
+    try:
+        with io.TextIOWrapper(
+            open_regular(path, follow=True), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        ) as file:
+            delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
+            if delimiter is None:
+                rows = list(parse_lines(file))
+            else:
+                rows = parse_table(list(csv.reader(file, delimiter=delimiter)), path, path_column, label_column)
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"the list {path} cannot be read ({reason}): check the path") from error
+    if not rows:
+        raise SourceError(f"the list {path} names no files: write one path per line")
+    return rows
 
 
 def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
@@ -404,7 +422,7 @@ def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
         name, _, label = line.rpartition("\t")
         if not name:
             name, _, label = line.rpartition(" ")
-            if not is_image_name(name):  # a path with a space in it, not a path and a label
+            if not is_image_name(name) or is_image_name(line):  # a path with a space in it, not a path and a label
                 name, label = line, ""
         yield name.strip(), label.strip() or None
 

@@ -20,6 +20,7 @@ from mixview.data.sources.files import (
     require_folder,
     subfolders,
 )
+from mixview.data.sources.labels import Labeled
 from mixview.data.sources.splits import parse_range, take_range
 from mixview.options import SourceOptions as SourceOptions
 from mixview.options import allows, brief, describe, did_you_mean
@@ -84,8 +85,9 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         split: train, val, test …; by default the part for training. train[:5000] and train[5000:] are parts of it, in
             which every class has its share.
         kind: format of the data (see `FORMATS`); by default it is recognized.
-        options: options of the kind, the arguments of its constructor. They may come from a file that somebody else
-            wrote: where to write is not one of them.
+        options: options of the kind, the arguments of its constructor; `labels`, of any kind, is a CSV file with the
+            columns path and label, in place of the labels it has. They may come from a file that somebody else wrote:
+            where to write is not one of them.
 
     Example:
         >>> source = open_dataset("scenes", "val", count=20, size=32)  # or a path: "photos/", "VOCdevkit/VOC2007" …
@@ -108,6 +110,8 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
                 f"{split!r} is not a part of a split: write train[:5000], train[5000:10000] or train[5000:]"
             )
         return take_range(open_dataset(spec, name, kind=kind, **options), part.start, part.stop)
+    if (labels := options.pop("labels", None)) is not None:
+        return with_labels(spec, split, kind, labels, options)
     text = str(spec)
     if text == "scenes" and kind is None:
         scenes = importlib.import_module("mixview.data.synthetic.scenes")
@@ -118,6 +122,21 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
     if not isinstance(kind, str) or kind not in FORMATS:
         raise SourceError(f"there is no kind of source {brief(kind)}{suggest(str(kind), FORMATS)}")
     return build(kind, FORMATS[kind].make, {"split": split, **options}, place)
+
+
+def with_labels(spec: str | Path, split: str | None, kind: str | None, labels: Any, options: dict[str, Any]) -> Source:
+    """A dataset with the labels of a file in place of its own; class folders are folders then."""
+    if not isinstance(labels, str | os.PathLike):
+        raise SourceError(f"labels {brief(labels)} is not a file: give a CSV file with the columns path and label")
+    path = Path(labels).expanduser()
+    if kind is None and Path(spec).is_dir() and recognize(spec)[0] == "imagefolder":
+        kind = "folder"
+    source = open_dataset(spec, split, kind=kind, **options)
+    root = Path(spec).absolute() if Path(spec).is_dir() else None
+    own = getattr(source, "root", None)
+    return Labeled(
+        source, path, own if isinstance(own, Path) else root, partial=isinstance(own, Path) and own != Path(spec)
+    )
 
 
 def other_parts(spec: str, source: Source, names: Iterable[str], **options: Any) -> Iterator[tuple[str, Source]]:

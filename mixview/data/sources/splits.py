@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import Objects, Pixels, Source, SourceError
+from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError
 from mixview.data.sources.files import parse_lines
 
 Indices = npt.NDArray[np.int64]
@@ -70,6 +70,17 @@ class Subset(Source):
 
     def objects(self, index: int) -> Objects | None:
         return self.source.objects(self._own(index))
+
+    def segmentation(self) -> Source | None:
+        whole = self.source.segmentation()
+        if whole is None:
+            return None
+        names = {self.name(index) for index in range(len(self))}
+        indices = [index for index in range(len(whole)) if whole.name(index) in names]
+        return Subset(whole, np.array(indices)) if indices else None
+
+    def class_map(self, index: int) -> ClassMap:
+        return self.source.class_map(self._own(index))
 
     def _own(self, index: int) -> int:
         if not 0 <= index < len(self):
@@ -247,3 +258,23 @@ def stratify_sets(order: Indices, present: npt.NDArray[np.bool_], fraction: floa
 def without(source: Source, part: Subset) -> Subset:
     """The images of a source that are not in a part of it."""
     return Subset(source, np.setdiff1d(np.arange(len(source)), part.indices))
+
+
+def drop_unlabeled(source: Source) -> tuple[Source, int]:
+    """The images that have a label (0 or more, or any class at all), and the number of those that have none."""
+    labels = source.labels()
+    if labels is None or (labels >= 0).all():
+        return source, 0
+    if not (labels >= 0).any():
+        raise SourceError(f"none of the {len(source)} images has a label: give labeled images")
+    return Subset(source, np.flatnonzero(labels >= 0)), int((labels < 0).sum())
+
+
+def hold_out_labeled(source: Source, share: float, seed: int = 0) -> Subset:
+    """A share of the labeled images with the share of each class kept, as `take_fraction`, to be tested on.
+
+    Of images that have no label none is taken.
+    """
+    labeled, dropped = drop_unlabeled(source)
+    part = take_fraction(labeled, share, seed)
+    return Subset(source, labeled.indices[part.indices]) if dropped and isinstance(labeled, Subset) else part

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.decode import Decoder
-from mixview.data.sources.base import Objects, SourceError
+from mixview.data.sources.base import IGNORED, ClassMap, Objects, Source, SourceError
 from mixview.data.sources.files import ImageFiles, read_file
 from mixview.data.sources.packed_strings import PackedStrings
 
@@ -84,6 +84,17 @@ class Voc(ImageFiles):
             masks=read_masks(image.parent.parent / "SegmentationObject" / f"{image.stem}.png", len(names)),
         )
 
+    def segmentation(self) -> Source | None:
+        """The images of `ImageSets/Segmentation`; without that list, those of the split that have a class map."""
+        names: list[str] = []
+        for year, folder in self._folders.items():
+            path = folder / "ImageSets" / "Segmentation" / f"{self.split}.txt"
+            names += [f"{year}/JPEGImages/{each}.jpg" for each in (read_split(path) if path.is_file() else [])]
+        if not names:
+            names = [name for name in map(self.name, range(len(self))) if class_map_path(self.root / name).is_file()]
+        assert self.classes is not None
+        return SegmentedVoc(self.root, PackedStrings(names), classes=self.classes) if names else None
+
     def _read_label_sets(self, ids: dict[str, list[str]]) -> tuple[tuple[str, ...], npt.NDArray[np.int8]]:
         """The classes, and [N, classes] of 1, 0, -1."""
         suffix = f"_{self.split}"
@@ -120,6 +131,33 @@ class Voc(ImageFiles):
                 column = classes.index(name)
                 table[row, column] = 1 if not hard or table[row, column] == 1 else -1
         return classes, table
+
+
+@final
+class SegmentedVoc(ImageFiles):
+    """The images of a VOC that have a class map, a palette image in `SegmentationClass`."""
+
+    kind = "voc segmentation"
+
+    def segmentation(self) -> Source:
+        return self
+
+    def class_map(self, index: int) -> ClassMap:
+        path = class_map_path(self.path(index))
+        values = Decoder(mode="palette")(read_file(path, path.name), path.name)[:, :, 0].astype(np.int16)
+        values[values == 255] = IGNORED
+        assert self.classes is not None
+        if values.max() > len(self.classes):
+            raise SourceError(
+                f"{path} has pixels of class {values.max()}, and there are {len(self.classes)} classes in ImageSets: "
+                "restore the per-class files, which name them all"
+            )
+        return values
+
+
+def class_map_path(image: Path) -> Path:
+    """Where the class map of an image is."""
+    return image.parent.parent / "SegmentationClass" / f"{image.stem}.png"
 
 
 def year_folders(root: Path) -> dict[str, Path]:

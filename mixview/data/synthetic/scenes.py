@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.cache import cache_folder
-from mixview.data.sources.base import Objects, Pixels, Source
+from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, paint_objects
 from mixview.data.synthetic.rendering import SPLITS, VERSION, Ints, Numbers, draw
 from mixview.data.synthetic.shapes import SHAPES
 
@@ -140,6 +140,12 @@ class Scenes(Source):
         classes, visible = drawn[position, seen], masks[position, seen]
         none = np.zeros(len(classes), bool)
         return Objects(mask_boxes(visible), classes, none, none.copy(), visible)
+
+    def segmentation(self) -> Source:
+        return self
+
+    def class_map(self, index: int) -> ClassMap:
+        return paint_objects(self.objects(index), self.size, self.size)
 
     @property
     def chunk_size(self) -> int:

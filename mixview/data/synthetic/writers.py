@@ -103,6 +103,7 @@ def write_voc(splits: Sequence[Scenes], folder: Path) -> Iterator[None]:
         (root / name).mkdir(parents=True)
     number = 0
     lists: dict[str, list[tuple[str, set[int]]]] = {}
+    numbers = np.argsort(np.argsort(splits[0].classes)) + 1  # VOC's classes are in alphabetical order
     for scenes in splits:
         own: list[tuple[str, set[int]]] = []
         for index in range(len(scenes)):
@@ -112,7 +113,7 @@ def write_voc(splits: Sequence[Scenes], folder: Path) -> Iterator[None]:
             save_jpeg(scenes, index, root / "JPEGImages" / f"{name}.jpg")
             save_voc_xml(root / "Annotations" / f"{name}.xml", name, scenes, objects)
             ids = np.arange(1, len(objects.classes) + 1)
-            save_voc_mask(root / "SegmentationClass" / f"{name}.png", objects, objects.classes + 1)
+            save_voc_mask(root / "SegmentationClass" / f"{name}.png", objects, numbers[objects.classes])
             save_voc_mask(root / "SegmentationObject" / f"{name}.png", objects, ids)
             own.append((name, set(objects.classes.tolist())))
             yield

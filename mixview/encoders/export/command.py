@@ -66,7 +66,8 @@ class Export(EncoderConfig):
     """Write an encoder for another program."""
 
     format: FormatName = "safetensors"
-    """Format of the program that will read it."""
+    """Program that will read it: torchvision, timm, safetensors (mixview itself), onnx, torch-export, detectron2 or
+    huggingface."""
     out: Annotated[str, ROOM] = "exported"
     """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
 

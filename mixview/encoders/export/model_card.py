@@ -25,7 +25,10 @@ OBJECTIVES = {
     "mixaug": "MixAug: mixtures as a mere augmentation (an ablation)",
     "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
-SETTINGS = ("epochs", "batch_size", "seed", "augment", "size", "optimizer", "mixing", "method", "weights", "precision")
+SETTINGS = (
+    *("epochs", "batch_size", "seed", "augment", "normalize", "size", "optimizer", "mixing", "method", "weights"),
+    *("freeze", "precision"),
+)
 """The settings of a run that make the experiment."""
 
 CITATION = """\

@@ -77,7 +77,7 @@ class Detection(TrainingConfig, Protocol):
     scales: Scales = field(default_factory=Scales)
     """Image sizes in training and testing."""
     schedule: Schedule = field(default_factory=Schedule)
-    """The published schedule, which --batch_size, --iterations and --lr change as a whole."""
+    """The published schedule: --batch_size, --iterations and --lr scale all of it."""
     iterations: Count | None = None
     """Number of iterations; the steps of the learning rate keep their place in it."""
     lr: Positive | None = None

@@ -70,18 +70,21 @@ function detectionSection() {
 
 function costSection() {
   if (!DATA.runs.length) return null;
-  const columns = [{ title: "run", text: true }, { title: "time" }, { title: "steps" }, { title: "images/s" }, { title: "on", text: true }];
+  const parts = [...new Set(DATA.runs.flatMap((run) => Object.keys(run.cost.parts)))];
+  const columns = [{ title: "run", text: true }, { title: "time" }, { title: "steps" }, { title: "images/s" },
+    ...parts.map((title) => ({ title })), { title: "on", text: true }];
   const plain = (value, content = value) => (value === null || value === undefined ? null : { value, content });
   const rows = DATA.runs.map((run) => ({
     cells: [{ value: run.name, content: [bar(run), run.name] },
       plain(run.cost.seconds, run.cost.time) || (run.cost.resumed ? { value: null, content: "resumed" } : null),
-      plain(run.cost.steps, run.cost.steps === null ? null : (run.cost.steps || 0).toLocaleString("en")), plain(run.cost.speed), plain(run.cost.device)],
+      plain(run.cost.steps, run.cost.steps === null ? null : (run.cost.steps || 0).toLocaleString("en")), plain(run.cost.speed),
+      ...parts.map((part) => plain(run.cost.parts[part], percent(run.cost.parts[part] ?? 0))), plain(run.cost.device)],
   }));
   const tables = DATA.paper_cost.map((table) => el("div", {}, el("p", { class: "small" }, el("span", { class: "paper" }, `The paper's Table ${table.number}: `), table.caption),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `The paper's table ${table.number}` }, el("table", {}, el("thead", {}, el("tr", {}, table.columns.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, table.rows.map((row) => el("tr", {}, row.map((value) => el("td", {}, value)))))))));
   return section("cost", "Cost", ["Time from the start to the last update, including evaluation and checkpoints. ", el("b", {}, "Compare runs of one machine only"),
-    "; BSIM costs what SIM does where mixtures take the place of views, WBSIM computes both."],
+    "; BSIM costs what SIM does where mixtures take the place of views, WBSIM computes both.", parts.length ? " In percent, what the time went to: waiting for data, the passes, the update, evaluation, and the rest, such as saving." : ""],
     sortable("Cost", columns, rows), tables.length ? el("details", {}, el("summary", {}, "The paper's own numbers"), tables) : null);
 }
 

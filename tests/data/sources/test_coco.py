@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mixview.data.sources.base import SourceError
+from mixview.data.sources.base import IGNORED, SourceError
 from mixview.data.sources.coco import Coco, draw_mask, locate, run_lengths
 from tests.data.writing import encode, needs_data, raises, real, write
 
@@ -254,3 +254,33 @@ def test_real_coco() -> None:
         assert objects.masks is not None
         for mask, each in zip(objects.masks, annotations, strict=True):
             np.testing.assert_array_equal(mask, theirs.annToMask(each).astype(bool))
+
+
+def test_class_maps_of_polygons_and_run_lengths(tmp_path: Path) -> None:
+    """What two classes claim is unknown; what one claims twice is of that class."""
+    content = instances()
+    overlapping = {"image_id": 40, "bbox": [4, 1, 4, 4], "segmentation": [[4, 1, 8, 1, 8, 5, 4, 5]]}
+    content["annotations"] += [overlapping | {"id": 4, "category_id": 13}]
+    content["annotations"] += [overlapping | {"id": 5, "category_id": 13}]
+    source = Coco(write_coco(tmp_path, content)).segmentation()
+    assert source is not None
+    assert len(source) == 3
+    expected = np.zeros((8, 10), np.int16)
+    expected[1:5, 2:6] = 3
+    expected[1:5, 6:8] = 2
+    expected[1:5, 4:6] = IGNORED
+    expected[:, 0] = 1
+    assert source.class_map(0).tolist() == expected.tolist()
+    assert not source.class_map(1).any()  # no objects: background
+
+
+def test_images_with_objects_without_outlines_have_no_class_map(tmp_path: Path) -> None:
+    content = instances()
+    del content["annotations"][1]["segmentation"]
+    source = Coco(write_coco(tmp_path, content)).segmentation()
+    assert source is not None
+    assert [source.name(index)[-7:] for index in range(len(source))] == ["000.jpg", "001.jpg"]
+    for each in content["annotations"]:
+        each.pop("segmentation", None)
+    assert Coco(write_coco(tmp_path, content)).segmentation() is None
+    assert Coco(write_coco(tmp_path), masks=False).segmentation() is None

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mixview.data.sources.base import SourceError
+from mixview.data.sources.base import IGNORED, SourceError
+from mixview.data.sources.splits import Subset
 from mixview.data.sources.voc import Voc, locate
+from mixview.data.synthetic.writers import voc_palette
 from tests.data.writing import encode, needs_data, raises, real, write
 
 OBJECT = """<object><name>{name}</name><difficult>{difficult}</difficult>
@@ -129,3 +131,49 @@ def test_real_voc() -> None:
         for column in range(20):
             hard = objects.difficult[objects.classes == column]
             assert sets[index, column] == (0 if not hard.size else -1 if hard.all() else 1)
+
+
+def palette_image(values: dict[tuple[int, int], int]) -> bytes:
+    mask = Image.new("P", (10, 8), 0)
+    mask.putpalette(voc_palette())  # of 256 colors, as VOC's have it: Pillow cuts values off to fewer
+    for place, value in values.items():
+        mask.putpixel(place, value)
+    buffer = io.BytesIO()
+    mask.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_class_maps_are_of_the_images_in_the_list_of_segmentation(tmp_path: Path) -> None:
+    """These are not the images of Main: VOC2012's list has others. Class 1 is the first in alphabetical order."""
+    folder = write_year(tmp_path / "VOCdevkit")
+    assert Voc(folder).segmentation() is None
+    write(folder / "SegmentationClass" / "000002.png", palette_image({(3, 2): 1, (4, 2): 2, (5, 2): 255}))
+    source = Voc(folder).segmentation()  # without a list, the images that have a map
+    assert source is not None
+    assert [source.name(index) for index in range(len(source))] == ["VOC2007/JPEGImages/000002.jpg"]
+    write(folder / "JPEGImages" / "000009.jpg", encode(9, "JPEG"))
+    write(folder / "SegmentationClass" / "000009.png", palette_image({(0, 0): 2}))
+    write(folder / "ImageSets" / "Segmentation" / "trainval.txt", "000002\n000009\n")
+    source = pickle.loads(pickle.dumps(Voc(folder).segmentation()))
+    assert source.classes == ("cat", "dog")
+    assert [source.name(index)[-10:] for index in range(len(source))] == ["000002.jpg", "000009.jpg"]
+    assert source.read(1) == encode(9, "JPEG")
+    classes = source.class_map(0)
+    assert classes.shape == (8, 10)
+    assert classes[2, 3:6].tolist() == [1, 2, IGNORED]
+    assert (classes != 0).sum() == 3
+    part = Subset(Voc(folder), np.array([0, 1])).segmentation()
+    assert part is not None
+    assert [part.name(index)[-10:] for index in range(len(part))] == ["000002.jpg"]
+    assert part.class_map(0)[2, 4] == 2
+
+
+def test_class_maps_that_do_not_fit_the_classes(tmp_path: Path) -> None:
+    folder = write_year(tmp_path)
+    write(folder / "SegmentationClass" / "000001.png", palette_image({(3, 2): 3}))
+    source = Voc(folder).segmentation()
+    assert source is not None
+    with raises(SourceError, "000001.png has pixels of class 3, and there are 2 classes in ImageSets: restore"):
+        source.class_map(0)
+    with raises(SourceError, "has no class for every pixel: give images with masks"):
+        Voc(folder).class_map(0)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mixview.data.sources.registry import open_dataset
 from mixview.data.synthetic import writers as layouts
 from mixview.data.synthetic.scenes import Scenes
-from mixview.data.synthetic.writers import run_lengths, voc_palette, write
+from mixview.data.synthetic.writers import Layout, run_lengths, voc_palette, write
 
 TRAIN, TEST = Scenes(24, 48), Scenes(10, 48, split="test")
 MANY = Scenes(16, 64, objects="multiple")
@@ -70,7 +71,8 @@ def test_voc(tmp_path: Path) -> None:
         assert instances.getpalette()[3:6] == [128, 0, 0]  # type: ignore[index]
         for number, mask in enumerate(objects.masks):
             assert (np.asarray(instances)[mask] == number + 1).all()
-            assert (np.asarray(classes)[mask] == objects.classes[number] + 1).all()
+            number_in_voc = sorted(MANY.classes).index(MANY.classes[objects.classes[number]]) + 1
+            assert (np.asarray(classes)[mask] == number_in_voc).all()
         assert ((np.asarray(instances) > 0) == objects.masks.any(0)).all()
 
 
@@ -140,3 +142,17 @@ def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
     write(Scenes(2, 16), tmp_path / "out", "coco", progress=False)
     document = json.loads((tmp_path / "out" / "annotations" / "instances_train2017.json").read_text())
     assert len(document["images"]) == 2
+
+
+@pytest.mark.parametrize("layout", ["voc", "coco"])
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools, about itself
+def test_class_maps_survive(layout: Layout, tmp_path: Path) -> None:
+    """By name: VOC and COCO number the classes in an order of their own."""
+    few = Scenes(4, 64, split="train", objects="multiple")
+    source = open_dataset(write(few, tmp_path / layout, layout, progress=False)).segmentation()
+    assert source is not None
+    assert source.classes is not None
+    names = np.array(["background", *source.classes])
+    own = np.array(["background", *few.classes])
+    for index in range(4):
+        assert (names[source.class_map(index)] == own[few.class_map(index)]).all()
