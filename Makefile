@@ -53,7 +53,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/end_to_end.py
-	$(BIN)/python benchmarks/synthetic.py
+	$(BIN)/python benchmarks/learning.py
+	$(BIN)/python benchmarks/learning.py --data cifar10 --size 16
+	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/detection.py

@@ -1,4 +1,4 @@
-"""Passes through the encoder and saved activations: every method under every objective, with all anchors or one per pair.
+"""Encoder passes and saved activations: every method under every objective, with all anchors or one per pair.
 
     python benchmarks/memory.py [--methods mocov2 dino] [--backbone resnet50] [--batch_size 16] [--size 224]
     python benchmarks/memory.py --recipes

@@ -104,14 +104,44 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/methods/moco_v3.py",
         "tests/methods/test_moco_v3.py",
-        ("weight * 2 * tau *", "weight *"),
-        ("predict(mixture(second)), k_first", "predict(mixture(second)), k_second"),
+        ("return 2 * self.temperature * loss", "return 2 * loss"),
+        ("self.contrast(q_second, k_first, mixture)", "self.contrast(q_second, k_second, mixture)"),
+        ("rows = own_rows(len(mixture))", "rows = own_rows(mixture.images)", "tests/test_distributed.py"),
+        (
+            "self.contrast(q_second, m_first, related)",
+            "self.contrast(q_second, m_second, related)",
+            "tests/methods/test_sdmp.py",
+        ),
+        ("gather(self.target(mixed_second))", "self.target(mixed_second)", "tests/test_distributed.py"),
         ("(math.cos(math.pi * progress) + 1) / 2", "1"),
         ("gather(self.target(first)), gather(", "self.target(first), (", "tests/test_distributed.py"),
         ("patches is not None and freeze_patch_embed", "False", "::test_the_patch_embedding_stays_as_it_was"),
         ('"plain" if transformer else None', '"plain"', "::test_the_published_heads"),
         ("3 if transformer else 2", "2", "::test_the_published_heads"),
         ("momentum: Share", "momentum: float", "::test_bad_options_are_named"),
+    ),
+    *of(
+        "mixview/losses.py",
+        "tests/methods/test_sdmp.py",
+        ("both.masked_fill(repeated.unsqueeze(1), 0)", "both", "::test_weights_are_what_mixtures_have_in_common"),
+        ("most / most.sum(1, keepdim=True)", "most", "::test_the_papers_weights"),
+        ("torch.minimum(content.T[parent], ", "torch.maximum(content.T[parent], ", "::test_the_papers_weights"),
+    ),
+    *of(
+        "mixview/methods/moco.py",
+        "tests/methods/test_sdmp.py",
+        ("self.encode_keys(mixture(x_k))", "self.encode_keys(x_k)"),
+        ("torch.lerp(term, common, self.sdmp)", "term + common"),
+    ),
+    *of(
+        "mixview/methods/simclr.py",
+        "tests/methods/test_sdmp.py",
+        ("(encode(mixed(a)), encode(mixed(b)))", "(encode(mixed(a)), encode(b))"),
+    ),
+    *of(
+        "mixview/nn.py",
+        "tests/encoders/test_backbones.py::test_drop_path_is_the_online_networks",
+        ("module.drop_prob = 0.0", "pass"),
     ),
     *of(
         "mixview/train/optim.py",
@@ -278,10 +308,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/methods/simclr.py",
         "tests/methods/test_methods.py",
-        (
-            "side = (side + self.loss_fn(*other, everyone, self.temperature, rows=rows)) / 2",
-            "side = side + self.loss_fn(*other, everyone, self.temperature, rows=rows)",
-        ),
+        ("torch.stack(losses).mean()", "torch.stack(losses).sum()"),
     ),
     *of(
         "mixview/methods/simsiam.py",

@@ -165,7 +165,7 @@ def test_swavs_queue_is_the_published_one(processes: int) -> None:
     method = method.double()
     published = reference.SwAVCodes(processes, 12, 1, 0.05, 3)
     optimizer = torch.optim.SGD(method.parameters(), lr=0.5)
-    for step in range(5):
+    for step in range(10):
         views = two_views(seed=step, dtype=torch.float64)
         weight = method.prototypes.weight.detach().clone()
         with torch.no_grad():
@@ -177,14 +177,14 @@ def test_swavs_queue_is_the_published_one(processes: int) -> None:
             reference.swapped_prediction(z[view] @ weight.T, codes[1 - view], plain, 0.1) / 2 for view in (0, 1)
         )
         loss, targets = backward(method, views, sim().draw(views[0], mixture_generators(0, step)))
-        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
         for ours, theirs, rows in zip(targets[:2], codes, z, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
             alone = torch.allclose(ours, sinkhorn(rows @ weight.T), rtol=1e-3)
             assert alone == (step < 3)  # it fills in the steps 1 and 2
         optimizer.step()
         optimizer.zero_grad()
-        method.update(targets, progress=step / 5)
+        method.update(targets, progress=step / 10)
 
 
 def test_swavs_queue_takes_unmixed_projections_of_all_micro_batches() -> None:

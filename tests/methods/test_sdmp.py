@@ -149,7 +149,7 @@ def test_options() -> None:
         method = config.build(encoder(), WIDTH, RUN)
         assert isinstance(method, SimCLR | MoCo | MoCoV3)
         assert method.sdmp == 0.25
-    with pytest.raises(ValueError, match="--method.sdmp must be a number, at least 0 and at most 1, got 2"):
+    with pytest.raises(ValueError, match=r"--method\.sdmp must be a number, at least 0 and at most 1, got 2"):
         method_config({"name": "mocov3", "sdmp": 2})
     with pytest.raises(ValueError, match="sdmp is a share of the mixed terms, 0 to 1, got -1"):
         moco_v2(encoder(), WIDTH, sdmp=-1)

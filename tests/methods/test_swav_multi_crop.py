@@ -170,6 +170,15 @@ def test_mistakes(tmp_path: Path) -> None:
         backbones.check_crops(vit.encoder, "torchvision/vit_b_32", size=64, crop=32, channels=3)
 
 
+def test_crops_larger_than_the_image_are_enlarged(tmp_path: Path) -> None:
+    """Scenes of 16 pixels: global views of 24, and local crops of 20."""
+    own = tmp_path / "own.yaml"
+    own.write_text("base: dino-small\nviews:\n  - {count: 2}\n  - {count: 2, crop: {size: 28, scale: [0.5, 1.0]}}\n")
+    method = {"name": "dino", "hidden": 16, "dim": 8, "prototypes": 12}
+    mixview.pretrain(**tiny(tmp_path / "run", method=method, augment=str(own), size=24, epochs=1))
+    assert (tmp_path / "run" / "encoder.safetensors").is_file()
+
+
 def test_views_of_swav_that_do_not_belong_together() -> None:
     method, views = make(), crops()
     with pytest.raises(ValueError, match="two global views"):
