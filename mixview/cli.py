@@ -84,6 +84,7 @@ COMMANDS: dict[str, Command | Group] = {
             "pack": Command("Write a dataset to one file that is mapped into memory.", "mixview.commands.data:pack"),
         },
     ),
+    "selftest": Command("Check mixview on this machine's accelerator.", "mixview.commands.selftest:selftest"),
     "study": Group(
         "Run many trainings that answer one question.",
         {

@@ -8,7 +8,6 @@ queue: the other keys of the batch, of all processes, are the negatives. Each pa
 summed over the two directions. The two terms share their denominator, so that this is `virtual_labels`, i-Mix's loss.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
@@ -30,7 +29,7 @@ from mixview.methods.base import (
     unmixed_first,
 )
 from mixview.methods.imix import virtual_labels
-from mixview.nn import MLP, EncoderWithProjector, check_momentum, ema_update, momentum_copy
+from mixview.nn import MLP, EncoderWithProjector, check_momentum, cosine_momentum, ema_update, momentum_copy
 from mixview.objective import Term
 from mixview.options import AtLeast, AtMost, Positive, Share, Width
 
@@ -109,10 +108,10 @@ class MoCoV3(Method):
             loss = loss + weight * 2 * tau * (side + other)
         return loss, targets
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The key encoder follows, in time for the next key pass."""
         check_progress(progress)
-        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
 
 

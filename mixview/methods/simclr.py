@@ -97,7 +97,7 @@ class SimCLR(Method):
                 warnings.warn("a batch of one has no negatives, and SimCLR learns nothing from it", stacklevel=3)
         return loss
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself in SimCLR."""
 
 
