@@ -233,6 +233,7 @@ COMMANDS: dict[str, Command | Group] = {
         },
         ("data list", "data show photos/ --augment mocov2"),
     ),
+    "selftest": Command("Check mixview on this machine's accelerator.", "mixview.commands.selftest:selftest"),
     "study": Group(
         "Run many trainings that answer one question.",
         {

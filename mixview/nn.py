@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
@@ -98,21 +99,33 @@ def momentum_for(momentum: float | None, published: float, steps: int) -> float:
     return 0.99 if steps < SHORT_RUN else published
 
 
+def cosine_momentum(momentum: float, progress: float | Tensor) -> float | Tensor:
+    """The momentum after this share of training, 0 to 1, as BYOL moves it: from `momentum` to 1 along a cosine."""
+    cosine = torch.cos(math.pi * progress) if isinstance(progress, Tensor) else math.cos(math.pi * progress)
+    return 1 - (1 - momentum) * (cosine + 1) / 2
+
+
 @torch.no_grad()
-def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
+def ema_update(target: nn.Module, online: nn.Module, momentum: float | Tensor) -> None:
     """`target = momentum * target + (1 - momentum) * online`, for the parameters.
 
     By torch's own lerp over all tensors at once: exact at momentum 0 and 1, and a few kernel launches on an accelerator
-    (`benchmarks/step.py` has the other forms beside it).
+    (`benchmarks/step.py` has the other forms beside it). A momentum that is a tensor is not checked, which would wait
+    for the accelerator.
     """
-    check_momentum(momentum)
+    if not isinstance(momentum, Tensor):
+        check_momentum(momentum)
     if followers := list(target.parameters()):
         if any(each.dtype in (torch.float16, torch.bfloat16) for each in followers):
             raise TypeError(
                 "a momentum copy in half precision stands still, its steps being smaller than half a digit: keep the "
                 "weights in float32 and compute in mixed precision (bf16-mixed instead of bf16-true)"
             )
-        get_ema_multi_avg_fn(momentum)(followers, list(online.parameters()), None)
+        onlines = list(online.parameters())
+        if isinstance(momentum, Tensor):
+            torch._foreach_lerp_(followers, onlines, [(1 - momentum).to(each.dtype) for each in followers])
+        else:
+            get_ema_multi_avg_fn(momentum)(followers, onlines, None)
 
 
 class KeyQueue(nn.Module):

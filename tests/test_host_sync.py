@@ -1,16 +1,26 @@
-"""No step may wait for the accelerator. Fake CUDA tensors have shapes and no values: reading one is an error."""
+"""No step may wait for the accelerator, and none may change what a graph of its kernels would miss.
 
-from typing import Literal
+Fake CUDA tensors have shapes and no values: reading one is an error. A CUDA graph repeats kernels on the same memory;
+so does `Recorder`, with the operations of a CPU.
+"""
+
+import copy
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mixview import CutMix, Identity, MixAug, Mixup, mixture_generators
+from mixview.extensions import MIXERS
 from mixview.losses import byol_loss, info_nce, nt_xent
 from mixview.methods import MoCo, backward
-from tests.networks import METHODS, OBJECTIVES
+from mixview.train.build import build_mixer
+from mixview.train.config import MixingConfig
+from tests.networks import METHODS, OBJECTIVES, RELATIVES
 
 
 def test_fake_tensors_catch_a_sync() -> None:
@@ -28,6 +38,22 @@ def test_drawing_and_mixing(lam_per: Literal["batch", "image"], partner: Literal
             mixture = mixer.draw(images, torch.Generator(), mix_groups=2)
             assert mixture(images).device == images.device
             assert mixture.lam.device == mixture.partner.device == images.device
+
+
+# Un-Mix's random_choice asks the CPU's generator for one of two that are here.
+@pytest.mark.parametrize("name", [name for name in MIXERS.names() if name != "random_choice"])
+def test_every_mixer_and_its_losses(name: str) -> None:
+    """With all their options that change what is drawn."""
+    with FakeTensorMode():
+        images = torch.rand(6, 3, 16, 16, device="cuda")
+        settings = [MixingConfig(mixer=name), MixingConfig(mixer=name, prob=0.5, partner="pairs", lam_per="pair")]
+        if name == "patchmix":
+            settings.append(MixingConfig(mixer=name, parents=3))
+        for each in settings:
+            mixture = build_mixer(each).draw(images, torch.Generator(), mix_strength=0.5)
+            anchors, targets = mixture(images).flatten(1), images.flatten(1)
+            for loss in (byol_loss(anchors, targets, mixture), info_nce(anchors, targets, targets, mixture, 0.1)):
+                assert loss.device == images.device
 
 
 def test_losses() -> None:
@@ -50,10 +76,12 @@ def put_on_fake_cuda(module: nn.Module) -> None:
                 part._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cuda")
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [*((name, objective) for name in METHODS for objective in OBJECTIVES), *((name, "wbsim") for name in RELATIVES)],
+)
 def test_a_step_of_every_method(name: str, objective: str) -> None:
-    method = METHODS[name](True)
+    method = (METHODS | RELATIVES)[name](True)
     with FakeTensorMode():
         put_on_fake_cuda(method)
         views = torch.rand(6, 3, 16, 16, device="cuda"), torch.rand(6, 3, 16, 16, device="cuda")
@@ -62,3 +90,50 @@ def test_a_step_of_every_method(name: str, objective: str) -> None:
         _, targets = backward(method, views, terms, call=lambda loss: None)
         method.update(targets, progress=0.5)
         assert not isinstance(method, MoCo) or method.queue.keys.device.type == "cuda"
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operations of a block, to repeat them on the same memory without the Python around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for func, args, kwargs, result in self.calls:
+            for memory, value in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(memory, Tensor) and memory is not value:
+                    memory.copy_(value)
+
+
+@pytest.mark.parametrize("name", [*METHODS, *RELATIVES])
+def test_a_replayed_update_is_that_of_its_step(name: str) -> None:
+    torch.manual_seed(0)
+    method = (METHODS | RELATIVES)[name](True)
+    views = torch.rand(6, 3, 16, 16), torch.rand(6, 3, 16, 16)
+    _, targets = method(views, OBJECTIVES["wbsim"]().draw(views[0], mixture_generators(0, 0)))
+    targets = tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, targets)
+    expected, progress, recorder = copy.deepcopy(method), torch.tensor(0.0), Recorder()
+    for step in range(4):
+        progress.fill_(step / 4)
+        with torch.no_grad():
+            for each in tree_leaves(targets):
+                if isinstance(each, Tensor):
+                    each.copy_(torch.nn.functional.normalize(torch.rand_like(each), dim=-1))
+            for one, other in zip(method.parameters(), expected.parameters(), strict=True):
+                if one.requires_grad:
+                    other.copy_(one.add_(torch.randn_like(one)))
+        if step:
+            recorder.replay()
+        else:
+            with recorder:
+                method.update(targets, progress=progress)
+        expected.update(targets, progress=step / 4)
+        replayed, right = (dict(each.named_buffers()) | dict(each.named_parameters()) for each in (method, expected))
+        torch.testing.assert_close(replayed, right)

@@ -136,7 +136,7 @@ class BarlowTwins(Method):
             loss = loss + self.mix_regularizer * self.lambda_bt * difference
         return loss * world_size()
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself in Barlow Twins; the next step draws another mixture for the regularizer."""
         self.steps += 1
 

@@ -84,12 +84,13 @@ class Method(nn.Module, ABC):
         """
 
     @abstractmethod
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """After the optimizer's step, and only then: move what follows by itself (EMA, queue).
 
         Args:
             targets: what `forward` returned, of every micro-batch since the last optimizer step.
-            progress: the share of training that is done, 0 to 1.
+            progress: the share of training that is done, 0 to 1. A CUDA graph repeats the kernels of an update and none
+                of its Python: there it is a tensor on the device, to be filled before each replay.
         """
 
     @final
@@ -272,8 +273,10 @@ class memoize:
         return self.encoded[-1][1]
 
 
-def check_progress(progress: float) -> None:
+def check_progress(progress: float | Tensor) -> None:
     """Raise if this is not in [0, 1], such as a step number."""
+    if isinstance(progress, Tensor):  # reading it would wait for the accelerator
+        return
     if not 0 <= progress <= 1:
         raise ValueError(f"progress is the share of training that is done, 0 to 1, got {progress}: pass step / steps")
 

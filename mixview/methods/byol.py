@@ -1,6 +1,5 @@
 """BYOL (Grill et al., 2020) and BYOL-BSIM (Eq. 4)."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self, final
@@ -20,7 +19,15 @@ from mixview.methods.base import (
     memoize,
     unmixed_first,
 )
-from mixview.nn import MLP, EncoderWithProjector, check_momentum, ema_update, momentum_copy, momentum_for
+from mixview.nn import (
+    MLP,
+    EncoderWithProjector,
+    check_momentum,
+    cosine_momentum,
+    ema_update,
+    momentum_copy,
+    momentum_for,
+)
 from mixview.objective import Term
 from mixview.options import Share, Width
 
@@ -84,10 +91,10 @@ class BYOL(Method):
             loss = loss + weight * (side + other)  # the sum, as published: a mean would halve the learning rate
         return loss, targets
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The target network follows."""
         check_progress(progress)
-        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
 
 

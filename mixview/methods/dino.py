@@ -33,7 +33,14 @@ from mixview.methods.base import (
     unmixed_first,
 )
 from mixview.mixing import Mixture
-from mixview.nn import EncoderWithProjector, check_momentum, ema_update, momentum_copy, momentum_for
+from mixview.nn import (
+    EncoderWithProjector,
+    check_momentum,
+    cosine_momentum,
+    ema_update,
+    momentum_copy,
+    momentum_for,
+)
 from mixview.objective import Term
 from mixview.options import NonNegativeFloat, Positive, Share, Width
 
@@ -123,6 +130,7 @@ class DINO(Method):
     unmix_targets: ClassVar[bool] = False
 
     center: Tensor
+    step: Tensor
 
     def __init__(
         self,
@@ -155,6 +163,8 @@ class DINO(Method):
         self.target = momentum_copy(self.online)
         self.target_prototypes = momentum_copy(self.prototypes)
         self.register_buffer("center", torch.zeros(prototypes))
+        # `steps` as a tensor, for the forward pass: a number there would be compiled, or captured in a CUDA graph.
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
         self.temperature = temperature
         self.teacher_temperatures = teacher_temperature
         self.warmup_steps = warmup_steps
@@ -168,6 +178,12 @@ class DINO(Method):
         """tau_t of this step."""
         start, end = self.teacher_temperatures
         return end if self.steps >= self.warmup_steps else start + (end - start) * self.steps / self.warmup_steps
+
+    def tau_t(self, like: Tensor) -> Tensor:
+        """`teacher_temperature` as a tensor of the type and on the device of `like`."""
+        start, end = self.teacher_temperatures
+        warm = start + (end - start) * self.step.to(like.dtype) / max(1, self.warmup_steps)
+        return torch.where(self.step >= self.warmup_steps, torch.full_like(warm, end), warm)
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         global_views, local_views = check_multi_crop(views)
@@ -198,7 +214,7 @@ class DINO(Method):
         outputs = encode_crops(lambda images: self.target_prototypes(l2_normalize(self.target(images))), global_views)
         with torch.autocast(outputs[0].device.type, enabled=False):
             first, second = (g.to(torch.promote_types(g.dtype, torch.float32)) for g in outputs)
-            p_first, p_second = (F.softmax((g - self.center) / self.teacher_temperature, 1) for g in (first, second))
+            p_first, p_second = (F.softmax((g - self.center) / self.tau_t(g), 1) for g in (first, second))
             return p_first, p_second, (first.mean(0) + second.mean(0)) / 2
 
     @property
@@ -207,10 +223,10 @@ class DINO(Method):
         return tuple(self.prototypes.parameters()) if self.steps < self.freeze_steps else ()
 
     @torch.no_grad()
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The teacher follows, and the center: the mean over all micro-batches and processes."""
         check_progress(progress)
-        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
         ema_update(self.target_prototypes, self.prototypes, momentum)
         batches = [each for each in targets if isinstance(each, tuple)]
@@ -223,6 +239,7 @@ class DINO(Method):
         mean = cast(Tensor, sum(len(p) / images * mean for p, _, mean in batches))
         mean = gather(mean.unsqueeze(0)).mean(0)
         self.center.mul_(self.center_momentum).add_(mean, alpha=1 - self.center_momentum)
+        self.step.add_(1)
         self.steps += 1
 
     def get_extra_state(self) -> Tensor:
@@ -230,6 +247,7 @@ class DINO(Method):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state[0])
+        self.step.fill_(self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

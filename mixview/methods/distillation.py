@@ -157,7 +157,7 @@ class Distillation(Method):
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         return standardize_features(features) if self.standardize else features
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself: the teacher is frozen."""
         check_progress(progress)
 

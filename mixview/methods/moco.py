@@ -126,7 +126,7 @@ class MoCo(Method):
         return l2_normalize(unshuffle(self.target(shuffled), permutation))
 
     @torch.no_grad()
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
         check_progress(progress)
         keys = [each for each in targets if isinstance(each, Tensor)]

@@ -11,7 +11,6 @@ With SDMP (Ren et al., 2022, https://arxiv.org/abs/2206.07692), a part of this c
 mixtures of the other view: every mixture's positives are those that have parents in common with it (`common_parents`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
@@ -34,7 +33,7 @@ from mixview.methods.base import (
 )
 from mixview.methods.imix import virtual_labels
 from mixview.mixing import Mixture
-from mixview.nn import MLP, EncoderWithProjector, check_momentum, ema_update, momentum_copy
+from mixview.nn import MLP, EncoderWithProjector, check_momentum, cosine_momentum, ema_update, momentum_copy
 from mixview.objective import Term
 from mixview.options import AtLeast, AtMost, Positive, Share, Width
 
@@ -128,10 +127,10 @@ class MoCoV3(Method):
         loss = virtual_labels(q, keys, gather_mixture(mixture), self.temperature, rows=rows)
         return 2 * self.temperature * loss
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The key encoder follows, in time for the next key pass."""
         check_progress(progress)
-        momentum = 1 - (1 - self.momentum) * (math.cos(math.pi * progress) + 1) / 2
+        momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
 
 

@@ -112,7 +112,7 @@ class SimCLR(Method):
         losses = [self.loss_fn(*side, mixture, self.temperature, rows=rows) for side in sides]
         return torch.stack(losses).mean()
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself in SimCLR."""
 
 

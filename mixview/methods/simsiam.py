@@ -79,7 +79,7 @@ class SimSiam(Method):
             loss = loss + weight * ((side + other) / 4 - 1)  # from 2 - 2 cos to SimSiam's -cos, mean of the two sides
         return loss, targets
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself in SimSiam."""
 
 

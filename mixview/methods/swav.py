@@ -203,7 +203,7 @@ class SwAV(Method):
     def normalize_prototypes(self) -> None:
         self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Prototypes return to length one, and the unmixed projections of the whole batch join the queues."""
         check_progress(progress)
         self.normalize_prototypes()

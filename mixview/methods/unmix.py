@@ -91,6 +91,6 @@ class UnMix(Method):
             kept = made if kept is None else kept
         return loss, kept
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """What follows in the inner method follows."""
         self.method.update(*targets, progress=progress)

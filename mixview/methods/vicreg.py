@@ -110,7 +110,7 @@ class VICReg(Method):
         covariance = covariance_loss(z, dims=own_part(z.shape[1])) * world_size()
         return self.variance_weight * variance_loss(z) / 2 + self.covariance_weight * covariance
 
-    def update(self, *targets: Targets, progress: float) -> None:
+    def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """Nothing follows by itself in VICReg."""
 
 
