@@ -43,7 +43,7 @@ def pretrain(out: Path, epochs: int) -> Path:
     """A ResNet-18 with the standard stem, by SimCLR."""
     options = ["--recipe", "small/cpu-simclr", "--objective", "sim", "--backbone", "resnet18", "--stem", "standard"]
     options += ["--size", "64", "--data", "scenes", "--data_options", '{"count": 3000, "size": 64}']
-    options += ["--epochs", str(epochs), "--monitor.eval_every", "0", "--no_monitor.tensorboard"]
+    options += ["--epochs", str(epochs), "--monitor.eval_every", "0", "--monitor.loggers", "none"]
     seconds = call("pretrain", *options, "--out", str(out))
     print(f"pretrained for {epochs} epochs in {seconds / 60:.1f} min", flush=True)
     return out
@@ -63,7 +63,7 @@ def finetune(start: str, encoder: Path, seed: int, options: argparse.Namespace, 
         "--precise-bn",
         "5",
     ]
-    arguments += ["--logging.eval_every", str(options.every), "--no_logging.tensorboard"]
+    arguments += ["--logging.eval_every", str(options.every), "--logging.loggers", "none"]
     call("evaluate", "detection", *given, *arguments, "--out", str(folder / start), "--resume")  # what --keep has
     records = read_metrics(folder / start / "detection" / f"small-fpn-scenes-seed-{seed}")
     return {metric: {r["step"]: r[metric] for r in records if metric in r} for metric in METRICS}

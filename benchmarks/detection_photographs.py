@@ -65,7 +65,7 @@ def train(name: str, data: Path, out: Path, iterations: int | None) -> None:
         "--precise-bn",
         "20",
     ]
-    command += [*SHOWN, *changes, "--logging.log_every", "1", "--no_logging.tensorboard", "--workers", "0"]
+    command += [*SHOWN, *changes, "--logging.log_every", "1", "--logging.loggers", "none", "--workers", "0"]
     if subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL).returncode:
         sys.exit(1)
     (picture,) = (out / name).glob("detection/*/detections.png")

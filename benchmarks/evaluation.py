@@ -56,7 +56,7 @@ def pretrain(name: str, seed: int, options: argparse.Namespace) -> Path:
         "--workers",
         "0",
     ]
-    command += ["--monitor.eval_every", "0", "--no_monitor.estimate", "--no_monitor.tensorboard"]
+    command += ["--monitor.eval_every", "0", "--no_monitor.estimate", "--monitor.loggers", "none"]
     if name == "scenes":
         command += ["--data_options", f'{{"count": {options.scenes}}}']
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

@@ -195,6 +195,20 @@ def split_names(text: str | None, choices: Sequence[str], option: str) -> tuple[
     return names
 
 
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+"""Where metrics can go besides the run directory (`mixview.runs.trackers`)."""
+
+
+def logger_names(text: str, option: str = "loggers") -> tuple[str, ...]:
+    """The loggers in `text`, separated by commas, or none; raise if one is unknown.
+
+    Example:
+        >>> logger_names("tensorboard,wandb"), logger_names("none")
+        (('tensorboard', 'wandb'), ())
+    """
+    return () if text == "none" else split_names(text, LOGGERS, option)
+
+
 def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
     """ ": did you mean x?" for the choice that is most like a value, or nothing if none is."""
     close = difflib.get_close_matches(value[:MAX_SHOWN], choices, n=1, cutoff=cutoff)

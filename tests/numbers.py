@@ -61,7 +61,7 @@ def pretrain(out: Path, **options: Any) -> list[object]:
         "accelerator": "cpu",
         "out": str(out),
     }
-    watch = {"log_every": 1, "eval_every": 0, "tensorboard": False, "estimate": False} | options.pop("monitor", {})
+    watch = {"log_every": 1, "eval_every": 0, "loggers": "none", "estimate": False} | options.pop("monitor", {})
     groups = {"monitor": watch} | {name: options.pop(name) for name in ("mixing", "optimizer") if name in options}
     settings |= options | groups
     if settings.get("devices", 1) == 1:
@@ -154,7 +154,7 @@ def evaluations() -> Iterator[tuple[str, Callable[[Path], object]]]:
         "device": "cpu",
         "workers": 0,
     }
-    trained = {"epochs": 2, "batch_size": 32, "logging": {"tensorboard": False}}
+    trained = {"epochs": 2, "batch_size": 32, "logging": {"loggers": "none"}}
     cases: dict[str, tuple[str, dict[str, Any]]] = {
         "knn": ("knn", {}),
         "knn-5": ("knn", {"k": 5, "temperature": 0.5}),

@@ -141,7 +141,7 @@ def policy(size=224):
 POLICY_YAML = "base: mocov2-small\ngrayscale: 0.5\nviews:\n  - {flip: 0.0}\n  - {flip: 1.0}\n"
 
 TINY = ["--data", "scenes", "--backbone", "small", "--batch_size", "16", "--epochs", "1", "--workers", "0"]
-TINY += ["--data_options", '{"count": 48, "size": 16}', "--no_monitor.tensorboard", "--no_monitor.estimate"]
+TINY += ["--data_options", '{"count": 48, "size": 16}', "--monitor.loggers", "none", "--no_monitor.estimate"]
 TRUST = "--trust_remote_code"
 
 
@@ -246,7 +246,7 @@ settings:
   workers: 0
   augment: views.policy
   mixing: {mixer: fmix.FMix}
-  monitor: {tensorboard: false, estimate: false}
+  monitor: {loggers: none, estimate: false}
 data: {Scenes: {data: scenes, data_options: {count: 48, size: 16}, evaluate: {}}}
 methods: {Barlow Twins: {method: {name: barlow.BarlowTwins, dim: 16}}}
 objectives: {SIM: {objective: sim}, BSIM: {objective: bsim}}

@@ -40,6 +40,11 @@ Find = Literal["alike", "duplicates", "outliers"]
 DROPPED = ("duplicates", "outliers")
 """What can be left out of a list."""
 
+DUPLICATE_COSINE = 0.95
+"""Minimum cosine of near-duplicates, by default."""
+OUTLIER_NEIGHBORS = 10
+"""Nearest neighbors whose mean cosine says how lonely an image is, by default."""
+
 COLUMNS = 8
 """Pictures in a row of the sheet."""
 ROWS = 24
@@ -67,9 +72,9 @@ class FindNeighbors(Embedding):
     """alike (images similar to the query), duplicates or outliers; by default alike with a query, else the others."""
     count: Count = 16
     """Number of similar images per query, or of outliers."""
-    threshold: float = 0.95
+    threshold: float = DUPLICATE_COSINE
     """Minimum cosine of near-duplicates: 1 is the same picture. The right value depends on the encoder."""
-    neighbors: Count = 10
+    neighbors: Count = OUTLIER_NEIGHBORS
     """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
     """exact compares every pair, graph (usearch) suits very many images and may miss a few; auto decides by number."""

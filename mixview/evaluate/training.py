@@ -41,7 +41,7 @@ from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
 from mixview.optim import LARS, step_decay
-from mixview.options import Count, Epochs, Positive
+from mixview.options import Count, Epochs, Positive, logger_names
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.devices import Precision, agree_on_checkpoint, launch_once, make_fabric, reset_grad_scaler
 from mixview.runs.graceful_stop import seconds_of
@@ -165,14 +165,18 @@ class Logging:
     """Optimizer steps between two checkpoints; 0 is one per epoch."""
     keep: int = 2
     """Checkpoints that are kept."""
-    tensorboard: bool = False
-    """Write TensorBoard events."""
-    wandb: str | None = None
-    """Also log to this Weights & Biases project (needs the wandb package)."""
+    loggers: str = "none"
+    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
+    none. The latter two need 'mixview[trackers]'."""
+    project: str = "mixview"
+    """Project of Weights & Biases, and experiment of MLflow."""
+    tracking_uri: str | None = None
+    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
 
     def __post_init__(self) -> None:
         if min(self.log_every, self.keep) < 1 or self.checkpoint_every < 0:
             raise ValueError(f"log_every and keep must be at least 1, and checkpoint_every 0 or more, got {self}")
+        logger_names(self.loggers, "--logging.loggers")
 
 
 class TrainingRun(NamedTuple):

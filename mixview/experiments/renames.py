@@ -105,6 +105,8 @@ RENAMES: Mapping[int, Renames] = {
             "mixing.share": "mixing.prob",
             "mixing.ramp": "mixing.warmup",
             "watch.look_every": "monitor.eval_every",
+            "watch.tensorboard": "monitor.loggers",
+            "watch.wandb": None,
             "watch.": "monitor.",
             "method": "method.name",
             "head.": "method.",
@@ -112,6 +114,7 @@ RENAMES: Mapping[int, Renames] = {
         values={
             "mixing.lam_per": {True: "image", False: "batch"},
             "mixing.mixer": {"either": "random_choice"},
+            "monitor.loggers": {True: "tensorboard", False: "none"},
         },
         unset=("method.",),
         protocols={"lowshot": "low-shot", "semi": "semi-supervised"},

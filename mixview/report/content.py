@@ -18,6 +18,7 @@ from mixview.report.confusions import confuse
 from mixview.report.curves import follow, time_shares
 from mixview.report.derived import Mixtures
 from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
+from mixview.report.findings import judge_collapse
 from mixview.report.reproducing import command
 from mixview.report.runs import Gathered, ReportRun
 from mixview.report.showing import Data, ImageSet, changed_data, held_out, open_data, original_images, read_images
@@ -200,6 +201,7 @@ def describe(run: ReportRun, opened: Opened, gallery: Gallery, runs: int) -> dic
         "detections": [each._asdict() for each in detection_strips(run, budget.detections // max(runs, 1), notes)],
         "set": key,
         "map": None if embedding is None else pack_map(embedding),
+        "findings": None if embedding is None else findings_of(embedding, run),
         "confusions": None if key is None or embedding is None else confusions_of(embedding, gallery.sets[key]),
         "cost": cost_of(run),
         "command": command(run.config),
@@ -229,6 +231,18 @@ def place(run: ReportRun, opened: Opened, gallery: Gallery) -> tuple[str | None,
         return key, None
     model = gallery.models.setdefault(key, embedding)
     return key, embedding if model is embedding else aligned(embedding, model.places)
+
+
+def findings_of(embedding: Embedding, run: ReportRun) -> dict[str, Any]:
+    """What the features say of the images without labels, and whether they have collapsed."""
+    last: dict[str, Any] = next((record for record in reversed(run.metrics) if "effective_rank" in record), {})
+    logged = {name: float(last[name]) for name in ("std", "effective_rank") if isinstance(last.get(name), int | float)}
+    findings = embedding.findings
+    return findings._asdict() | {
+        "duplicates": [group._asdict() for group in findings.duplicates],
+        "clusters": [group._asdict() for group in findings.clusters],
+        "collapse": judge_collapse(embedding.raw, logged)._asdict(),
+    }
 
 
 def confusions_of(embedding: Embedding, image_set: ImageSet) -> dict[str, Any] | None:

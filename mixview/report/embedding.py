@@ -18,12 +18,14 @@ from mixview.data.decode import Decoder
 from mixview.data.sources.base import Source
 from mixview.encoders.features import Features, extract
 from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.neighbors import OUTLIER_NEIGHBORS
 from mixview.encoders.search import Neighbors, nearest
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.knn import check_features
 from mixview.io.atomic import atomic_write
 from mixview.losses import l2_normalize
 from mixview.report.derived import Mixtures, Recipe
+from mixview.report.findings import Findings, find
 
 Array = npt.NDArray[np.float32]
 
@@ -56,6 +58,10 @@ class Embedding:
     """[N, 2] where the mixture of image i and N-1-i falls."""
     parents: Array
     """[N, 2] cosine of this mixture to image i, and to image N-1-i."""
+    raw: Tensor
+    """[N, D] the features as they are."""
+    findings: Findings
+    """What they say of the images without labels."""
     size: int
     """Of the images that the encoder was shown."""
     decoder: Decoder
@@ -78,13 +84,17 @@ def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
     places = kept_map(made, features)
     partner = torch.arange(len(features)).flip(0)
     parents = torch.stack([(mixed * features).sum(1), (mixed * features[partner]).sum(1)], 1)
+    raw, clusters = made["avgpool"], cluster(features)
+    centered = raw - raw.mean(0)
     return Embedding(
         features,
         places,
         others(features, max(NEIGHBORS, VOTERS)),
-        cluster(features),
+        clusters,
         place_between(mixed, features, places),
         parents.numpy(),
+        raw,
+        find(centered, others(centered, OUTLIER_NEIGHBORS), clusters),
         encoder.size,
         decoder_of(encoder),
     )

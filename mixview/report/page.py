@@ -16,7 +16,7 @@ from mixview.report.content import Showing, assemble
 from mixview.report.embedding import Work
 from mixview.report.runs import gather
 
-SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbors", "runs", "main")
+SCRIPTS = ("elements", "data", "tiles", "curves", "table", "explorer", "neighbors", "findings", "runs", "main")
 """In this order: a later one uses what an earlier one defines."""
 
 

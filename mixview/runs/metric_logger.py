@@ -1,21 +1,12 @@
-"""Where metrics go: the run's JSON lines, TensorBoard, and, on request, Weights & Biases."""
+"""Where metrics go: the run's JSON lines, and the trackers that the user looks at them with."""
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
 
-from mixview.io.atomic import real_folder
-from mixview.runs.run_directory import RunDirectory
-
-
-class Loggers(Protocol):
-    """Which loggers a run uses."""
-
-    @property
-    def tensorboard(self) -> bool: ...
-
-    @property
-    def wandb(self) -> str | None: ...
+from mixview.runs.run_directory import RunDirectory, RunDirectoryError
+from mixview.runs.trackers import TRACKERS, LoggerOptions, Tracker, check_loggers
 
 
 class MetricLogger:
@@ -23,33 +14,23 @@ class MetricLogger:
 
     Args:
         folder: the run's.
-        loggers: which loggers to use.
-        step: where the run goes on; what TensorBoard has beyond it is overwritten.
+        options: which trackers to use.
+        step: where the run goes on.
     """
 
-    def __init__(self, folder: RunDirectory | None, loggers: Loggers, step: int) -> None:
+    def __init__(self, folder: RunDirectory | None, options: LoggerOptions, step: int) -> None:
         self.folder = folder
-        self.board: Any = None
-        self.wandb: Any = None
+        self.step = step
+        self.trackers: dict[str, Tracker] = {}
         if folder is None:
             return
-        if loggers.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with folder.explain_disk_error("write the TensorBoard events of"):
-                self.board = SummaryWriter(str(real_folder(folder.path / "tensorboard")), purge_step=step or None)
-        if loggers.wandb is not None:
+        for name in check_loggers(options):
             try:
-                import wandb  # type: ignore[import-not-found, unused-ignore]
-            except ImportError:
-                raise ValueError(
-                    "monitor.wandb needs the wandb package: pip install wandb, or leave --monitor.wandb out"
-                ) from None
-            with folder.explain_disk_error("log to W&B from"):
-                real_folder(folder.path / "wandb")
-            self.wandb = wandb.init(
-                project=loggers.wandb, dir=str(folder.path), id=folder.path.name, resume="allow", config=folder.config
-            )
+                self.trackers[name] = TRACKERS[name](folder, options, step)
+            except RunDirectoryError:
+                raise
+            except Exception as error:  # a server that is down, a login that is missing …
+                warn(name, step, error)
 
     def __enter__(self) -> "MetricLogger":
         return self
@@ -57,22 +38,37 @@ class MetricLogger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.board is not None:
-            self.board.close()
-        if self.wandb is not None:
-            self.wandb.finish(exit_code=0 if error is None else 1)
+        state = "failed" if error is not None else "finished"
+        if self.folder is not None and self.folder.status.get("state") == "interrupted":
+            state = "interrupted"
+        self.tell(lambda tracker: tracker.close(state))
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """One record."""
         if self.folder is None:
             return
+        self.step = step
         self.folder.log({"step": step, **metrics})
-        try:
-            if self.board is not None:
-                for name, value in metrics.items():
-                    self.board.add_scalar(name, value, step)
-            if self.wandb is not None:
-                self.wandb.log(metrics, step=step)
-        except OSError as error:  # a copy for looking at: the run itself has its metrics
-            warnings.warn(f"TensorBoard and W&B are left out from step {step} on: {error}", stacklevel=2)
-            self.board = self.wandb = None
+        self.tell(lambda tracker: tracker.log(step, metrics))
+
+    def log_file(self, path: Path) -> None:
+        """A picture, or the encoder; only trackers take it, as it is in the folder already."""
+        self.tell(lambda tracker: tracker.log_file(path, self.step))
+
+    def tell(self, what: Callable[[Tracker], None]) -> None:
+        """Call all trackers; leave out the ones that fail: the run itself has its metrics."""
+        for name, tracker in list(self.trackers.items()):
+            try:
+                what(tracker)
+            except Exception as error:
+                del self.trackers[name]
+                warn(name, self.step, error)
+
+
+def warn(name: str, step: int, error: Exception) -> None:
+    """Say that a tracker is left out."""
+    reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+    warnings.warn(
+        f"{name} is left out from step {step} on, and the run continues: {reason[:300]}; a resumed run tries it again",
+        stacklevel=3,
+    )

@@ -33,6 +33,7 @@ from mixview.options import (
     brief,
     check_options,
     did_you_mean,
+    logger_names,
 )
 from mixview.recipes import method_group
 
@@ -177,7 +178,7 @@ class MonitorConfig:
     """How often a run logs, evaluates and saves.
 
     Example:
-        >>> MonitorConfig(eval_every=10, tensorboard=False).keep
+        >>> MonitorConfig(eval_every=10, loggers="none").keep
         2
     """
 
@@ -193,15 +194,19 @@ class MonitorConfig:
     """Optimizer steps between two checkpoints; 0 saves one per epoch."""
     keep: Count = 2
     """Number of checkpoints to keep."""
-    tensorboard: bool = True
-    """Write TensorBoard events."""
+    loggers: str = "tensorboard"
+    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
+    none. The latter two need 'mixview[trackers]'."""
+    project: Annotated[str, ROOM] = "mixview"
+    """Project of Weights & Biases, and experiment of MLflow."""
+    tracking_uri: str | None = None
+    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
     estimate: bool = True
     """Try a few steps first, and estimate the time and memory of the run."""
-    wandb: str | None = None
-    """Log to this Weights & Biases project, too (needs the wandb package)."""
 
     def __post_init__(self) -> None:
         check_options(self, "monitor")
+        logger_names(self.loggers, "--monitor.loggers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,8 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         for note in [*run.notes, *notes]:
             progress.say(note)
         begin(run, folder, progress)
+        if folder is not None and engine.step == 0:
+            logger.log_file(folder.path / "views.png")
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
             run.export(about | engine.position(), ENCODER_FILE)
         timer.restart()
@@ -151,6 +153,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
             progress.say(f"Time: {description}.")
         if folder is not None and (engine.step == engine.steps or (worse and reason is None)):
             finish(run, folder, about, progress)
+            logger.log_file(folder.path / ENCODER_FILE)
     fabric.barrier()
 
 

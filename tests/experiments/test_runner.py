@@ -30,7 +30,7 @@ def write(path: Path, text: dict[str, object]) -> str:
 
 
 def test_a_study_is_killed_resumes_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watch = {"estimate": False, "tensorboard": False, "eval_every": 20, "images": 40, "checkpoint_every": 4}
+    watch = {"estimate": False, "loggers": "none", "eval_every": 20, "images": 40, "checkpoint_every": 4}
     grids = [{"objectives": ["SIM"]}, {"methods": [""], "objectives": ["random"]}]
     text = trial(settings={"epochs": 60, "monitor": watch}, grids=grids, seeds=[0])
     study = write(tmp_path / "long.yaml", text)

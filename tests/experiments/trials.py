@@ -16,7 +16,7 @@ TRIAL: dict[str, Any] = {
         "workers": 0,
         "devices": 1,
         "accelerator": "cpu",
-        "monitor": {"estimate": False, "tensorboard": False, "eval_every": 2, "images": 40, "checkpoint_every": 4},
+        "monitor": {"estimate": False, "loggers": "none", "eval_every": 2, "images": 40, "checkpoint_every": 4},
     },
     "data": {
         "scenes": {

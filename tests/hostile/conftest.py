@@ -63,7 +63,7 @@ PRETRAIN = (
         "--method.dim",
         "8",
     ),
-    *("--no_monitor.tensorboard", "--no_monitor.estimate", "--monitor.eval_every", "0"),
+    *("--monitor.loggers", "none", "--no_monitor.estimate", "--monitor.eval_every", "0"),
 )
 """A pretraining of a second."""
 

@@ -49,7 +49,9 @@ def test_a_link_to_a_folder_in_a_foreign_run(name: str, box: Sandbox, run: Path)
         (run / name).rmdir()
     (run / name).symlink_to(box.canary / "inner")
     command = ("evaluate", "knn", "run", *SMALL, "--data", "scenes", "--data_options", '{"count": 32, "size": 16}')
-    box.run(*(command if name == "evaluations" else (*RESUME, "--monitor.tensorboard")), writes=["run"]).answered()
+    box.run(
+        *(command if name == "evaluations" else (*RESUME, "--monitor.loggers", "tensorboard")), writes=["run"]
+    ).answered()
 
 
 @pytest.mark.parametrize("name", [".lock", "config.yaml", "checkpoints", "encoder.safetensors", "evaluations"])

@@ -18,6 +18,7 @@ from mixview.encoders.search import Neighbors
 from mixview.report import content
 from mixview.report.content import Budget, Opened, Showing, assemble
 from mixview.report.embedding import Embedding
+from mixview.report.findings import find
 from mixview.report.page import render, report
 from mixview.report.runs import ReportRun, gather
 from mixview.report.showing import ImageSet
@@ -114,7 +115,9 @@ def test_fifty_runs_stay_below_15_megabytes(same: bool, tmp_path: Path, monkeypa
         count = len(source)
         places = generator.random((3, count, 2)).astype(np.float32)
         near = Neighbors(torch.rand(count, 20), torch.from_numpy(generator.integers(0, count, (count, 20))))
-        return Embedding(torch.empty(0), places[0], near, np.arange(count) % 10, places[1], places[2], 16, Decoder())
+        clusters, raw = np.arange(count) % 10, torch.rand(count, 8)
+        found = find(raw, near, clusters)
+        return Embedding(raw, places[0], near, clusters, places[1], places[2], raw, found, 16, Decoder())
 
     monkeypatch.setattr(content, "open_images", some_images)
     monkeypatch.setattr(content, "read_images", read)

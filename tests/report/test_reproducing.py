@@ -33,7 +33,7 @@ from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, P
             "data": "x",
             "seed": 3,
             "channels_last": False,
-            "monitor": MonitorConfig(eval_every=0, tensorboard=False),
+            "monitor": MonitorConfig(eval_every=0, loggers="none"),
             "batch_size": 96,
         },
     ],

@@ -25,7 +25,7 @@ from mixview.runs.graceful_stop import GracefulStop
 from mixview.train.config import MonitorConfig, method_config
 from tests.networks import METHODS, WIDTH, encoder
 
-QUIET: dict[str, Any] = {"estimate": False, "eval_every": 0, "tensorboard": False, "log_every": 1}
+QUIET: dict[str, Any] = {"estimate": False, "eval_every": 0, "loggers": "none", "log_every": 1}
 SMALL = {"hidden": 16, "dim": 8, "queue_size": 64}
 METHOD_NAMES = ("simclr", "mocov2", "byol", "simsiam")
 
@@ -99,7 +99,7 @@ def command(out: Path | str, *more: str) -> list[str]:
         *("--data", "scenes", "--data-options", '{"count": 64, "size": 16}', "--size", "16", "--batch_size", "16"),
         *("--backbone", "tests.train.running:backbone", "--epochs", "2", "--workers", "0", "--out", str(out)),
         *(each for name, value in small.items() for each in (f"--method.{name}", str(value))),
-        *("--no_monitor.estimate", "--monitor.eval_every", "0", "--no_monitor.tensorboard"),
+        *("--no_monitor.estimate", "--monitor.eval_every", "0", "--monitor.loggers", "none"),
         *("--monitor.log_every", "1", *more),
     ]
 

@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_the_metrics(tmp_path: Path) -> None:
     """TensorBoard is a copy for looking at: it may not hide what happened."""
-    words = ("--epochs", "300", "--monitor.checkpoint_every", "10000", "--monitor.tensorboard")
+    words = ("--epochs", "300", "--monitor.checkpoint_every", "10000", "--monitor.loggers", "tensorboard")
     process = start(command(tmp_path / "run", *words), tmp_path / "log", limit=21000)
     process.join(200)
     said = (tmp_path / "log").read_text()
@@ -333,7 +333,7 @@ def test_nothing_is_written_through_a_link(name: str, whole: Path, tmp_path: Pat
         resume(out, epochs=3)  # the file is replaced, and with it the link
     else:
         with pytest.raises((RunDirectoryError, CheckpointError), match="is a link, which is not followed"):
-            resume(out, epochs=3, monitor=MonitorConfig(**tiny(out)["monitor"].__dict__ | {"tensorboard": True}))
+            resume(out, epochs=3, monitor=MonitorConfig(**tiny(out)["monitor"].__dict__ | {"loggers": "tensorboard"}))
     assert files(elsewhere) == before
 
 

@@ -18,7 +18,7 @@ def test_killed_twenty_times(world: int, tmp_path: Path) -> None:
     """A checkpoint every 3 steps, so that many a kill hits one that is being written."""
     rng = random.Random(world)
     options = ("--method", "mocov2", "--epochs", str(EPOCHS), "--accelerator", "cpu", "--devices", str(world))
-    options += ("--monitor.checkpoint_every", "3", "--monitor.tensorboard")
+    options += ("--monitor.checkpoint_every", "3", "--monitor.loggers", "tensorboard")
     whole, out, log = tmp_path / "whole", tmp_path / "run", tmp_path / "log"
     began = time.monotonic()
     for rank in start_ranks(command(whole, *options), log, world):

@@ -38,7 +38,7 @@ def test_a_run_leaves_everything(tmp_path: Path) -> None:
     out = mixview.pretrain(
         **tiny(
             tmp_path / "run",
-            {"eval_every": 1, "tensorboard": True, "estimate": True, "log_every": 3},
+            {"eval_every": 1, "loggers": "tensorboard", "estimate": True, "log_every": 3},
             backbone="small",
             objective="wbsim",
         )
@@ -318,7 +318,7 @@ def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
         "16",
     ]
     arguments += ["--epochs", "1", "--backbone", "tests.train.running:backbone", "--workers", "0"]
-    arguments += ["--optimizer.warmup_epochs", "0", "--no_monitor.estimate", "--no_monitor.tensorboard"]
+    arguments += ["--optimizer.warmup_epochs", "0", "--no_monitor.estimate", "--monitor.loggers", "none"]
     arguments += ["--monitor.eval_every", "0", "--monitor.log_every", "1", "--monitor.keep", "1"]
     options = {field.name for field in fields(METHODS.load(settings["method"]["name"]))}
     for option, value in (("queue_size", 32), ("hidden", 16), ("dim", 8), ("bn_splits", 1)):
@@ -334,7 +334,7 @@ def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
         assert key in changed or run.config["optimizer"][key] == value
 
 
-WATCH = {"estimate": False, "eval_every": 0, "tensorboard": False, "log_every": 1}
+WATCH = {"estimate": False, "eval_every": 0, "loggers": "none", "log_every": 1}
 
 
 def test_recipes_are_listed_and_a_wrong_name_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from mixview.evaluate.detection.components import Target
 from mixview.evaluate.detection.targets import Sample
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.optim import step_decay
+from mixview.options import logger_names
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,17 @@ class DetectionLogging:
     """Checkpoints that are kept."""
     pictures: int = 8
     """Test images that are drawn with their detections and their annotations."""
-    tensorboard: bool = True
-    """Write TensorBoard events."""
-    wandb: str | None = None
-    """Also log to this Weights & Biases project (needs the wandb package)."""
+    loggers: str = "tensorboard"
+    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
+    none. The latter two need 'mixview[trackers]'."""
+    project: str = "mixview"
+    """Project of Weights & Biases, and experiment of MLflow."""
+    tracking_uri: str | None = None
+    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
 
     def __post_init__(self) -> None:
         if min(self.log_every, self.checkpoint_every, self.keep) < 1 or min(self.eval_every, self.pictures) < 0:
             raise ValueError(
                 f"log_every, checkpoint_every and keep must be at least 1, the others 0 or more, got {self}"
             )
+        logger_names(self.loggers, "--logging.loggers")

@@ -29,7 +29,7 @@ pair.runs = firstPair();
 const count = DATA.runs.length;
 document.getElementById("about").textContent = `${count} ${count === 1 ? "run" : "runs"}, made ${DATA.made} by mixview ${DATA.version}`;
 comparePanel();
-const sections = [runsSection, evaluationSection, curvesSection, explorerSection, neighborsSection, confusionsSection, detectionSection, viewsSection, costSection, reproduceSection]
+const sections = [runsSection, evaluationSection, curvesSection, explorerSection, findingsSection, neighborsSection, confusionsSection, detectionSection, viewsSection, costSection, reproduceSection]
   .map((make) => make()).filter(Boolean);
 document.getElementById("content").replaceChildren(...DATA.notes.map((note) => el("p", { class: "note" }, note)), ...sections);
 document.getElementById("links").append(...sections.map((each) => el("a", { href: `#${each.id}` }, each.querySelector("h2").textContent)));

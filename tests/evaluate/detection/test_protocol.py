@@ -45,7 +45,7 @@ def tiny(out: Path, **options: Any) -> dict[str, Any]:
         "precise_bn": 2,
         "max_test_images": 3,
         "workers": 0,
-        "logging": {"log_every": 1, "checkpoint_every": 2, "tensorboard": False, "pictures": 2},
+        "logging": {"log_every": 1, "checkpoint_every": 2, "loggers": "none", "pictures": 2},
         "device": "cpu",
         "out": str(out),
     }
@@ -171,7 +171,7 @@ def test_scenes_on_disk_in_both_layouts_from_the_command_line(layout: str, tmp_p
         "0",
     ]
     arguments += ["--max_test_images", "4"]
-    cli.main([*arguments, "--no_logging.tensorboard", "--device", "cpu", "--logging.pictures", "0"])
+    cli.main([*arguments, "--logging.loggers", "none", "--device", "cpu", "--logging.pictures", "0"])
     (result,) = results.read(run)
     assert "Mask R-CNN FPN" in result.description
     assert "2 iterations, batch 2" in result.description
