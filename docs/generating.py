@@ -45,7 +45,7 @@ def write_all(folder: Path) -> None:
         "protocols": protocol_page(),
         "methods": method_page(),
         "commands": command_page(),
-        **{f"api-{slug(name)}": package_page(title, name) for title, name in PACKAGES.items()},
+        **package_pages(),
         **{f"api-{slug(name)}": module_page(title, name) for title, name in MODULES.items()},
     }
     folder.mkdir(exist_ok=True)
@@ -159,16 +159,22 @@ def slug(name: str) -> str:
     return name.replace("mixview.", "").replace(".", "-")
 
 
-def package_page(title: str, package: str) -> str:
-    """What a package declares, from the docstrings."""
-    names = [
-        (name, getattr(importlib.import_module(package), name)) for name in importlib.import_module(package).__all__
-    ]
-    lines = [f"# {title}", "", f"`from {package} import …`", ""]
-    for name, each in names:
-        kind = "autoclass" if inspect.isclass(each) else "autofunction" if callable(each) else "autodata"
-        lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {package}.{name}", "```", ""]
-    return "\n".join(lines)
+def package_pages() -> dict[str, str]:
+    """What each package declares, from the docstrings."""
+    pages = {}
+    described: set[int] = set()  # some names are declared by two packages
+    for title, package in PACKAGES.items():
+        module = importlib.import_module(package)
+        lines = [f"# {title}", "", f"`from {package} import …`", ""]
+        for name in module.__all__:
+            each = getattr(module, name)
+            kind = "autoclass" if inspect.isclass(each) else "autofunction" if callable(each) else "autodata"
+            again = [":no-index:"] if id(each) in described else []
+            lines += [f"## {name}", "", "```{eval-rst}", f".. {kind}:: {package}.{name}"]
+            lines += [*(f"   {option}" for option in again), "```", ""]
+            described.add(id(each))
+        pages[f"api-{slug(package)}"] = "\n".join(lines)
+    return pages
 
 
 def module_page(title: str, name: str) -> str:

@@ -4,7 +4,7 @@
     mode: Literal["random", "center"] = "random"
     check_options(self, "crop")                               # in its __post_init__
 
---crop.mode must be random or center, got 'centre': did you mean center?
+--crop.mode must be random or center, got 'centr': did you mean center?
 """
 
 import difflib

@@ -163,7 +163,7 @@ def run(line: str) -> None:
         assert all(f"\n{target}:" in makefile for target in rest), line
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        named = re.fullmatch(r"install mixview(?:\[([\w,]+)\])?", " ".join(rest))
+        named = re.fullmatch(r"install (?:--constraint constraints.txt )?\.(?:\[([\w,]+)\])?", " ".join(rest))
         assert named, line
         assert set((named[1] or "embed").split(",")) <= extras.keys(), line
     elif program == "python":
@@ -223,7 +223,7 @@ def test_commands_run(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["mixview embed runs/first --dta photos/", "mixview exprt x", "make nothing", "pip install mixview[all]"]
+    "line", ["mixview embed runs/first --dta photos/", "mixview exprt x", "make nothing", "pip install .[all]"]
 )
 def test_a_wrong_command_would_be_noticed(line: str) -> None:
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -25,7 +25,7 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"about {duration(self.total_seconds)}, {self.seconds_per_step:.2g} s a step, "
+            f"about {duration(self.total_seconds)}, {self.seconds_per_step:.2g} s per step, "
             f"{size(self.memory_bytes)} of memory"
         )
 
