@@ -682,7 +682,7 @@ MUTATIONS: list[Mutation] = [
             "tests/evaluate/test_trained.py::test_training_images_are_cropped_flipped_jittered_lit_and_normalized",
         ),
         (
-            "notes += synchronize_batch_norm(network.trained, fabric.device)",
+            "notes += synchronize_batch_norm(trained, fabric.device)",
             "notes += []",
             "tests/evaluate/test_training_runs.py::test_two_processes_are_one",
         ),
