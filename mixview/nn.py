@@ -82,7 +82,7 @@ def momentum_copy(online: Module) -> Module:
     target = copy.deepcopy(online).requires_grad_(False)
     for module in target.modules():
         if type(module).__name__ == "DropPath":  # by its name: the methods need torch alone
-            module.drop_prob = 0.0
+            vars(module)["drop_prob"] = 0.0
     return target
 
 
