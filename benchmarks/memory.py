@@ -91,7 +91,7 @@ def main() -> None:
     print(" " * 34 + "".join(f"{title:>29}" for title in titles) + " WB/BSIM   joint   graph of the terms")
     good = True
     with tempfile.TemporaryDirectory() as folder:
-        teacher = backbones.build("small", size=options.size)  # it saves nothing, whatever it is
+        teacher = backbones.build("resnet18", size=options.size)  # it saves nothing, whatever it is
         save_encoder(Path(folder) / "encoder.safetensors", teacher.encoder, teacher.spec, {})
         for name in options.methods:
             method = {"name": name} | ({"teacher": folder} if name == "distillation" else {})
