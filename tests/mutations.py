@@ -763,7 +763,7 @@ MUTATIONS: list[Mutation] = [
         "tests/encoders/test_features.py",
         ('"res5": Pool(6, 1, 0, 7, 2)', '"res5": Pool(7, 1, 0, 7, 1)'),
         ("repr(transform), list(stages)]", "list(stages)]"),
-        ("array[rows] = features[stage]", "array[rows] = features[stages[0]]"),
+        ("values = features[stage].float()", "values = next(iter(features.values())).float()"),
         (
             "StageFeatures(loaded.encoder, stages).to(device).eval()",
             "StageFeatures(loaded.encoder, stages).to(device).train()",
