@@ -49,6 +49,9 @@ def test_two_runs_share_their_images(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert SCRIPT not in text
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?(?:https?:)?//", text)
     assert all(run["strip"]["rows"][0] == "images" and run["map"] and run["confusions"] for run in page["runs"])
+    for run in page["runs"]:
+        assert sum(each["size"] for each in run["findings"]["clusters"]) == image_set["count"]
+        assert "at its last evaluation, the projections" in run["findings"]["collapse"]["text"]
     assert not any(run["notes"] for run in page["runs"])
 
 

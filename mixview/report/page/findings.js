@@ -12,7 +12,7 @@ function findingsSection() {
     return [el("p", { class: collapse.collapsed ? "note error" : "verdict" }, collapse.text),
       el("h4", {}, count(clusters.length, "cluster", "clusters")),
       clusters.map((each, number) => row([chip(colorOf(number)), ` ${count(each.size, "image", "images")}`], set, each.images)),
-      el("h4", {}, groups ? `Near-duplicates: ${count(groups, "group", "groups")}, ${count(copies, "image", "images")} too many` : `No near-duplicates: no two images have a cosine of ${threshold} or more`),
+      el("h4", {}, groups ? `Near-duplicates: ${count(groups, "group", "groups")}, ${count(copies, "copy", "copies")}` : `No near-duplicates: no two images have a cosine of ${threshold} or more`),
       duplicates.map((each) => row(count(each.size, "image", "images"), set, each.images)),
       groups > duplicates.length ? el("p", { class: "small" }, `… and ${count(groups - duplicates.length, "more group", "more groups")}`) : null,
       outliers.length ? [el("h4", {}, "Outliers, the loneliest first"), row("like no other", set, outliers)] : null];
