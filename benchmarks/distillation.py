@@ -28,9 +28,9 @@ from mixview.train.config import PretrainConfig
 
 COUNT, SIZE, BATCH = 5000, 16, 128
 COMMON = [*data_settings("cifar10", COUNT), "--size", str(SIZE), "--batch_size", str(BATCH)]
-COMMON += "--optimizer.lr 2e-3 --optimizer.weight_decay 0.01 --optimizer.warmup_epochs 2".split()
-TEACHER = "--method mocov2 --method.momentum 0.99 --method.queue_size 1024 --method.bn_splits 2".split()
-TEACHER += "--backbone small --objective bsim --mixing.prob 0.5".split()
+COMMON += ["--optimizer.lr", "2e-3", "--optimizer.weight_decay", "0.01"]
+TEACHER = ["--method", "mocov2", "--method.momentum", "0.99", "--method.queue_size", "1024", "--method.bn_splits", "2"]
+TEACHER += ["--backbone", "small", "--objective", "bsim", "--mixing.prob", "0.5"]
 SIMCLR = {"name": "simclr", "temperature": 0.2}
 
 

@@ -89,10 +89,11 @@ def test_the_key_is_of_weights_images_transform_and_stages(tmp_path: Path) -> No
 
 
 class Slow(Means):
-    """Waits, so that there is time to kill it."""
+    """Waits, so that there is time to kill it; not for the single image that it is tried with."""
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.3)
+        if len(images) > 1:
+            time.sleep(0.3)
         return super().forward(images)
 
 
@@ -328,3 +329,53 @@ def test_an_encoder_without_patches() -> None:
         PatchMaps(backbones.build("small-vit", size=16).encoder, "res3")
     with pytest.raises(ValueError, match="5 patch tokens are no square"):
         tokens_to_maps(torch.zeros(1, 6, 2), 1)
+
+
+class Large(torch.nn.Module):
+    """A network whose maps have so many bytes per image, which can take either memory format, or calls `view`."""
+
+    def __init__(self, kilobytes: int, views: bool = False) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, kilobytes, 1, bias=False)  # 16 × 16 numbers are 1 kB
+        self.views = views
+        self.batches: list[tuple[int, bool]] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.batches.append((len(images), images.is_contiguous(memory_format=torch.channels_last)))
+        maps = self.conv(images)
+        return maps.view(len(maps), -1)[:, :3] if self.views else maps.mean((2, 3))[:, :3]
+
+
+@pytest.mark.parametrize(("kilobytes", "batch_size"), [(1, 64), (1000, 32), (3000, 8), (40_000, 1)])
+def test_batches_on_a_cpu_fit_into_the_heap(kilobytes: int, batch_size: int) -> None:
+    network = Large(kilobytes)
+    source = scenes(70)
+    found = extract(LoadedEncoder(network, f"large {kilobytes}", 16, 3, 3), source, CenterCrop(16), workers=0)
+    sizes = [size for size, channels_last in network.batches[-2 - 70 // batch_size :] if channels_last]
+    assert max(sizes[1:]) == batch_size
+    images = torch.stack([CenterCrop(16)(to_tensor(np.asarray(source.read(index)))) for index in range(70)])
+    torch.testing.assert_close(found["avgpool"], network(images), rtol=1e-4, atol=1e-5)
+    network(images).sum().backward()  # it can still be trained
+
+
+def test_a_network_that_calls_view_keeps_its_memory_format() -> None:
+    network = Large(4, views=True)
+    extract(LoadedEncoder(network, "viewing", 16, 3, 3), scenes(70), CenterCrop(16), workers=0)
+    assert network.batches[-2:] == [(64, False), (6, False)]
+
+
+def test_blocks_that_are_whole_count_although_the_next_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path))
+
+    class Failing(Means):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            if len(images) == 6:
+                raise KeyError("the end")
+            return super().forward(images)
+
+    with pytest.raises(KeyError, match="the end"):
+        extract(LoadedEncoder(Failing(), "failing", SIZE, 3, 3), scenes(64 * 3 + 6), CROP, workers=0)
+    folder = next((tmp_path / "features").iterdir())
+    assert open_array(folder, "done").tolist() == [True, True, False, False]
