@@ -112,7 +112,7 @@ def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple
     """The turns of both sides in each round: of equally many steps; who begins alternates."""
     for side in (ours, theirs):
         side.steps(2)  # warms up
-    count = max(1, round(seconds * ours.steps(1).rate / ours.batch))
+    count = max(1, round(seconds * ours.steps(1).rate / ours.batch_size))
     turns = []
     for turn in range(rounds):
         first, second = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
