@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from mixview.data.augment.policies import Normalize
@@ -26,6 +25,7 @@ from mixview.objective import Objective, Term
 from mixview.rng import seed_from
 from mixview.runs.checkpoints import CheckpointError, Checkpoints
 from mixview.runs.devices import grad_scaler
+from mixview.runs.fabric import Fabric
 from mixview.runs.finite import check_finite
 from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
