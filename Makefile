@@ -48,6 +48,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/loop.py
 	$(BIN)/python benchmarks/sources.py
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/data.py

@@ -37,9 +37,8 @@ from mixview.data.synthetic.scenes import Scenes
 from mixview.encoders import backbones
 from mixview.methods import RunLength
 from mixview.objective import Objective
-from mixview.runs.graceful_stop import GracefulStop
 from mixview.runs.run_directory import RunDirectory
-from mixview.train.build import adapt, build_method, build_objective
+from mixview.train.build import adapt, build_method, build_mixer, build_objective
 from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
 from mixview.train.loop import Engine, Run, train
 from mixview.train.monitor import Monitor
@@ -180,12 +179,13 @@ def compare_objectives(case: Setup, rounds: int) -> list[tuple[Turn, Turn]]:
     settings = settings_of(case, "")
     engine = build_engine(case, settings, mixview_views(case))
     bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
-    training = engine.train(GracefulStop(engine.fabric))
+    batches = mixview_views(case)
 
     def take_step(objective: Objective) -> Turn:
         engine.objective = objective
+        views, _ = next(batches)  # type: ignore[misc]
         start, start_cpu = time.perf_counter(), time.process_time()
-        next(training)
+        engine.take_step(views)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
         return Turn(case.batch / seconds, case.batch / cpu_seconds)
 
@@ -203,7 +203,7 @@ def mixing_seconds(case: Setup, views: int) -> float:
     images, _ = ready_made(case)[0]
     if case.channels_last:
         images = images.to(memory_format=torch.channels_last)
-    mixer, seconds = MixingConfig(lam_per="image").build(), []
+    mixer, seconds = build_mixer(MixingConfig(lam_per="image")), []
     for step in range(100):
         start = time.process_time()
         mixture = mixer.draw(images, mixture_generators(0, step))

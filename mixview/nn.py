@@ -123,7 +123,8 @@ def ema_update(target: nn.Module, online: nn.Module, momentum: float | Tensor) -
             )
         onlines = list(online.parameters())
         if isinstance(momentum, Tensor):
-            torch._foreach_lerp_(followers, onlines, [(1 - momentum).to(each.dtype) for each in followers])
+            for follower, parameter in zip(followers, onlines, strict=True):
+                follower.lerp_(parameter, (1 - momentum).to(follower.dtype))
         else:
             get_ema_multi_avg_fn(momentum)(followers, onlines, None)
 

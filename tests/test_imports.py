@@ -151,3 +151,13 @@ def test_importing_mixview_costs_little_more_than_importing_torch() -> None:
     code = "import torch, time; t = time.perf_counter(); import mixview; print(time.perf_counter() - t)"
     seconds = [float(subprocess.check_output([sys.executable, "-c", code], cwd=PACKAGE.parent)) for _ in range(2)]
     assert min(seconds) < 0.2
+
+
+def test_the_trainer_takes_no_packages_along_that_it_does_not_use() -> None:
+    code = "import sys, mixview.train.pretraining; print(*{name.partition('.')[0] for name in sys.modules})"
+    code += "; import torchmetrics; print(torchmetrics.__version__)"  # which others can still import
+    run = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True)
+    imported, version = run.stdout.splitlines()
+    assert {"torch", "lightning_fabric"} <= set(imported.split())
+    assert not {"torchmetrics", "transformers", "matplotlib"} & set(imported.split())
+    assert version[0].isdigit()

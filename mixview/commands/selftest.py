@@ -1,6 +1,7 @@
 """`mixview selftest`: mixview on this machine's accelerator, checked in two minutes; a table to paste into an issue."""
 
 import importlib
+import math
 import platform
 import statistics
 import sys
@@ -152,7 +153,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     """The relative difference of two lists of tensors."""
     squares = [float((a - b).double().square().sum()) for a, b in zip(ours, theirs, strict=True)]
     norms = [float(b.double().square().sum()) for b in theirs]
-    return (sum(squares) / sum(norms)) ** 0.5
+    return math.sqrt(sum(squares) / sum(norms))
 
 
 def verdict(deviation: float) -> Literal["ok", "FAILED"]:
@@ -292,7 +293,7 @@ def compare_processes(device: torch.device) -> Iterator[Row]:
     check = f"SyncBN, two processes ({'NCCL' if gpus > 1 else 'gloo, on the CPU'})"
     kind = "cuda" if gpus > 1 else "cpu"
     with tempfile.TemporaryDirectory() as folder, exact_float32():
-        mp.start_processes(train_rank, (kind, folder), nprocs=2, start_method="spawn")
+        mp.spawn(train_rank, (kind, folder), nprocs=2)  # type: ignore[no-untyped-call]
         ranks = [torch.load(Path(folder) / str(rank), weights_only=True) for rank in range(2)]
         losses, weights = train(small_method("byol"), torch.device(kind))
     loss = difference([torch.tensor([rank["losses"] for rank in ranks]).mean(0)], [torch.tensor(losses)])

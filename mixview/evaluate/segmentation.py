@@ -49,9 +49,8 @@ from mixview.lazy import Module
 from mixview.runs.progress_bar import bar
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from mixview.encoders.features import PatchStage
+    from mixview.runs.fabric import Fabric
 
 images_of = Module("torchvision.transforms.v2.functional")
 

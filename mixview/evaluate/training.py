@@ -50,7 +50,7 @@ from mixview.runs.progress_bar import bar
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from mixview.runs.fabric import Fabric
 
 
 @final

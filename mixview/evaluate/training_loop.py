@@ -24,7 +24,7 @@ from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from mixview.runs.fabric import Fabric
 
 
 class LoggingOptions(Protocol):

@@ -51,11 +51,11 @@ def time_shares(run: ReportRun) -> dict[Part, float]:
     """The share of time that each part of training took, all sessions together; of a run that did not log it, {}."""
     seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
     for record in run.metrics:
-        passed = record.get("time/seconds")
+        passed: Any = record.get("time/seconds")
         for part in PARTS:
-            share = record.get(f"time/{part}")
+            share: Any = record.get(f"time/{part}")
             if is_number(passed) and is_number(share):
-                seconds[part] += max(0.0, passed) * max(0.0, share)
+                seconds[part] += max(0.0, float(passed)) * max(0.0, float(share))
     return {part: rounded(share) for part, share in shares(seconds).items()} if any(seconds.values()) else {}
 
 

@@ -14,8 +14,7 @@ from mixview.runs.launching import exit_with_parent, launcher, reinit_process_gr
 from mixview.runs.run_directory import RunDirectoryError
 
 if TYPE_CHECKING:  # it takes seconds to import
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.strategy import Strategy
+    from mixview.runs.fabric import Fabric, Strategy
 
 
 def require_accelerator(name: str) -> None:
@@ -39,8 +38,7 @@ def make_fabric(
         accelerator: cpu, cuda, mps, or auto.
         precision: 32-true, bf16-mixed, 16-mixed, or auto: bf16-mixed on an accelerator that computes in it.
     """
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies.ddp import DDPStrategy
+    from mixview.runs.fabric import DDPStrategy, Fabric
 
     require_accelerator(accelerator)
     if not re.fullmatch(r"auto|-1|[1-9]\d*", str(devices)):

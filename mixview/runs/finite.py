@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from mixview.runs.fabric import Fabric
 
 
 class NonFiniteLoss(RuntimeError):

@@ -11,7 +11,7 @@ import torch
 from mixview.io.environment import process_rank
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from mixview.runs.fabric import Fabric
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

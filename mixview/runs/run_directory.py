@@ -13,6 +13,7 @@ the folder's lock.
 
 import contextlib
 import errno
+import functools
 import importlib.metadata
 import json
 import math
@@ -480,16 +481,20 @@ def read_status(path: Path) -> dict[str, Any]:
         return {}
 
 
+@functools.cache
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None for one that is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def describe_environment(seed: int | None = None) -> dict[str, Any]:
     """Versions, machine, devices, command line and seed: what somebody who repeats the run has to match."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
     import mixview
 
+    versions = {name: installed_version(name) for name in PACKAGES}
     versions |= {"mixview": mixview.__version__, "torch": str(torch.__version__)}  # with its build, which matters
     return {
         "versions": versions | {"python": platform.python_version(), "cuda": torch.version.cuda},

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from lightning_fabric import Fabric
 from torch import nn
 
 from mixview.data.augment.policies import Normalize, Policy, load_policy
@@ -36,6 +35,7 @@ from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 from mixview.options import allows, describe, suggest
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.devices import agree_on_checkpoint, grad_scaler, precision_of
+from mixview.runs.fabric import Fabric
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import process_rank
 from mixview.runs.run_directory import RunDirectoryError

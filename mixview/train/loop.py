@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from mixview.data.augment.policies import Normalize
@@ -26,6 +25,7 @@ from mixview.objective import Objective, Term
 from mixview.rng import seed_from
 from mixview.runs.checkpoints import CheckpointError, Checkpoints
 from mixview.runs.devices import grad_scaler
+from mixview.runs.fabric import Fabric
 from mixview.runs.finite import check_finite
 from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
@@ -295,7 +295,7 @@ class Engine:
         self.timer.start("forward")
         views = [self.to_device(view) for view in views]
         lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
-        torch.manual_seed(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if there is any
+        self.seed_generators(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if any
         loss, targets = self.accumulate_gradient(views)
         self.timer.start("update")
         self.finite &= torch.isfinite(loss)
@@ -309,6 +309,12 @@ class Engine:
         self.method.update(*targets, progress=self.step / self.steps)  # EMA and queue
         self.step += 1
         return loss, lr
+
+    def seed_generators(self, seed: int) -> None:
+        """As `torch.manual_seed`, which also notes a stack trace for each accelerator that was never used."""
+        torch.default_generator.manual_seed(seed)
+        if self.fabric.device.type != "cpu":
+            torch.get_device_module(self.fabric.device).manual_seed(seed)
 
     def accumulate_gradient(self, views: Views) -> tuple[Tensor, list[Targets]]:
         """The gradient of the step, micro-batch by micro-batch; the mean loss and all targets."""

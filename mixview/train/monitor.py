@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as F
@@ -25,6 +24,7 @@ from mixview.io.atomic import atomic_write
 from mixview.methods import Method
 from mixview.mixing import Mixture, mixture_generators
 from mixview.objective import Objective
+from mixview.runs.fabric import Fabric
 from mixview.train.collapse import diagnose, verdict
 
 

@@ -20,6 +20,7 @@ from mixview import CutMix, Mixup, Objective, bsim, distributed, sim, wbsim
 from mixview.data.loader import EpochSampler
 from mixview.methods import Method, Views
 from mixview.mixing import mixture_generators
+from mixview.rng import seed_from
 from mixview.train import build, pretraining
 from mixview.train.config import MixingConfig, OptimizerConfig, PretrainConfig, method_config
 from mixview.train.loop import Engine
@@ -408,3 +409,12 @@ def test_a_run_synchronizes_batch_norm_where_the_method_does_not_shuffle(
     assert norms > 1
     assert synchronized == (0 if name == "moco-v2" else norms)
     assert bool(notes) == bool(synchronized)
+
+
+def test_every_step_has_a_seed_of_its_own_and_notes_nothing() -> None:
+    engine = make_engine(make("simsiam"), CONSTANT, sim())
+    noted = len(torch.cuda._queued_calls)
+    for step in range(2):
+        engine.take_step(some_views()[0][0])
+        assert torch.initial_seed() == seed_from("step", SEED, step, 0)
+    assert len(torch.cuda._queued_calls) == noted

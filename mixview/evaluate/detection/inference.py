@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
@@ -19,6 +18,7 @@ from mixview.data.sources.base import Objects, Source
 from mixview.evaluate.detection.metrics import Detections, Truth, encode_masks
 from mixview.evaluate.detection.targets import Sample, masks_of, objects_of
 from mixview.evaluate.detection.training import to_device
+from mixview.runs.fabric import Fabric
 from mixview.runs.progress_bar import bar
 
 

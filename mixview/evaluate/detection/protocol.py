@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from lightning_fabric import Fabric
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview import recipes
@@ -38,6 +37,7 @@ from mixview.io.run_folders import is_run
 from mixview.options import Count, NonNegative, Positive
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.devices import agree_on_checkpoint, launch_once
+from mixview.runs.fabric import Fabric
 from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
