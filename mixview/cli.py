@@ -73,6 +73,10 @@ EVALUATE_HELP = {
         ("random --backbone resnet18 --data imagenette/", "runs/first --data imagenette/ --epochs 30"),
         "data backbone epochs devices resume out",
     ),
+    "segmentation": (
+        ("runs/first --data VOCdevkit/VOC2012 --test val", "runs/first --data coco --fast"),
+        "data fast epochs size devices out",
+    ),
     "detection": (
         ("runs/first --data VOCdevkit --recipe voc-c4", "runs/first --data coco --recipe small-fpn"),
         "data recipe iterations devices resume out",
@@ -361,7 +365,7 @@ def overview(usage: str, about: str, commands: Mapping[str, Command | Group], ex
 
 
 EXAMPLES = (
-    "pretrain --recipe small/cpu-simclr --data scenes --epochs 3 --out runs/first",
+    "pretrain --recipe small/cpu-simclr --data scenes --out runs/first",
     "evaluate knn runs/first --data scenes",
 )
 GLOBAL_OPTIONS = """

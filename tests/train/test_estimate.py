@@ -42,9 +42,9 @@ def test_slow_steps_are_tried_less_often() -> None:
 
 
 def test_in_words() -> None:
-    assert str(Estimate(0.43, 12_000, 3_100_000_000)) == "about 3 h 20 min, 0.43 s a step, 3.1 GB of memory"
-    assert str(Estimate(12.0, 60, 420_000_000)) == "about 1 min 00 s, 12 s a step, 420 MB of memory"
-    assert str(Estimate(0.0123, 30, 420_000_000)) == "about 30 s, 0.012 s a step, 420 MB of memory"
+    assert str(Estimate(0.43, 12_000, 3_100_000_000)) == "about 3 h 20 min, 0.43 s per step, 3.1 GB of memory"
+    assert str(Estimate(12.0, 60, 420_000_000)) == "about 1 min 00 s, 12 s per step, 420 MB of memory"
+    assert str(Estimate(0.0123, 30, 420_000_000)) == "about 30 s, 0.012 s per step, 420 MB of memory"
 
 
 def test_peak_memory_sees_what_is_freed_again() -> None:
