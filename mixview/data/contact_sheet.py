@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from mixview.data.decode import to_eight_bits
 from mixview.data.sources.base import Objects, Pixels, Source
 
 TILE = 160
@@ -59,7 +60,8 @@ def caption(source: Source, index: int) -> str:
 
 
 def to_rgb(pixels: Pixels) -> Pixels:
-    """[H, W, 3] to look at: one channel as gray, of more than three the first three."""
+    """[H, W, 3] of 8 bits to look at: one channel as gray, of more than three the first three."""
+    pixels = to_eight_bits(pixels)
     return np.repeat(pixels[:, :, :1], 3, axis=2) if pixels.shape[2] < 3 else np.ascontiguousarray(pixels[:, :, :3])
 
 

@@ -2,23 +2,69 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from mixview.data.decode import ChooseFactor, Decoder, Mode
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.value_range import StoredValues, ValueRange, measure, parse_value_range, sample_indices
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 
 
-def decoder_for(channels: int) -> Decoder:
-    """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so."""
-    return Decoder(MODES.get(channels, "stored"), channels=None if channels in MODES else channels)
+def decoder_for(channels: int, value_range: ValueRange | None = None, *, eight_bits: bool = False) -> Decoder:
+    """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so.
+
+    Args:
+        channels: of the encoder.
+        value_range: of images that have more than 8 bits, as `find_range` finds it.
+        eight_bits: round these to 8 bits, to look at.
+    """
+    return Decoder(
+        MODES.get(channels, "stored"),
+        channels=None if channels in MODES else channels,
+        value_range=value_range,
+        eight_bits=eight_bits,
+    )
+
+
+def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) -> ValueRange | None:
+    """The range of values of a source's images, measured on a sample and printed; None where they have 8 bits.
+
+    Args:
+        source: the images.
+        setting: auto, LO,HI, percentiles such as p1,p99, or window.
+        quiet: whether not to print it.
+
+    Example:
+        >>> from mixview.data import open_dataset
+        >>> find_range(open_dataset("scenes", count=20, size=32)) is None
+        True
+    """
+    wanted = parse_value_range(setting)
+    decoder = Decoder("stored")
+
+    def sample() -> Iterator[StoredValues | None]:
+        for index in sample_indices(source):
+            try:
+                stored = source.read(index)
+                yield decoder.stored_values(stored, source.name(index))
+            except BadImage:  # named when it is decoded
+                continue
+            if isinstance(stored, np.ndarray) and stored.dtype == np.uint8:
+                return  # all rows of an array are of one type
+
+    measured = measure(sample(), wanted)
+    if measured.note and not quiet and process_rank() == 0:
+        announce(source, f"mixview: {measured.note}")
+    return measured.value_range
 
 
 MAX_LISTED = 3
@@ -110,7 +156,7 @@ class ImageDataset:
 
     def __init__(self, source: Source, decoder: Decoder | None = None, tolerance: Tolerance | None = None) -> None:
         self.source = source
-        self.decoder = Decoder() if decoder is None else decoder
+        self.decoder = Decoder(value_range=find_range(source)) if decoder is None else decoder
         self.tolerance = Tolerance() if tolerance is None else tolerance
         self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
         self._reasons: dict[int, str] = {}

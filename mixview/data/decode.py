@@ -1,8 +1,10 @@
 """From the bytes of an image file to pixels, read as a person would see them.
 
-EXIF orientation is applied, CMYK and palettes become RGB, 16 bits become 8 (Pillow alone would clip them), what is
-transparent shows white behind it, and of an animation the first frame is taken. What cannot be read raises `BadImage`
-with the name of the file and the reason. Nothing global is changed: Pillow's own settings stay the program's.
+EXIF orientation is applied, CMYK and palettes become RGB, what is transparent shows white behind it, and of an
+animation the first frame is taken. What cannot be read raises `BadImage` with the name of the file and the reason.
+Nothing global is changed: Pillow's own settings stay the program's.
+
+What has more than 8 bits becomes floats from 0 to 1 by a range of values (`value_range`, `stored_values`).
 
 JPEG goes to libjpeg-turbo directly (simplejpeg), which decodes to the same pixels as Pillow in less time. Pillow has
 the last word: whatever libjpeg-turbo so much as warns of, and CMYK, is read, or rejected, by Pillow.
@@ -15,7 +17,9 @@ PNG and TIFF store, is the whole image.
 import contextlib
 import functools
 import importlib
+import importlib.util
 import io
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
@@ -24,7 +28,19 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageFile
 
+from mixview.data.png16 import is_png16, png_size, read_png16
 from mixview.data.sources.base import BadImage, Pixels
+from mixview.data.stored_values import (
+    ARRAY_SUFFIXES,
+    DICOM_SUFFIXES,
+    TIFF_STARTS,
+    is_array,
+    is_dicom,
+    read_dicom,
+    read_saved_array,
+    read_tiff,
+)
+from mixview.data.value_range import StoredValues, ValueRange, Values, checked
 
 Mode = Literal["RGB", "L", "stored", "palette"]
 ChooseFactor = Callable[[int, int], int]
@@ -40,9 +56,10 @@ IMAGE_SUFFIXES = frozenset(
 HEIC_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"})
 HEIC_REMEDY = "pip install pillow-heif"
+DICOM_REMEDY = 'pip install "mixview[dicom]"'
 UNREAD_SUFFIXES = frozenset(
     {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2", ".srw"}  # what cameras call raw
-    | {".jxl", ".psd", ".svg", ".eps", ".ai", ".tga", ".ico", ".icns", ".exr", ".hdr", ".dcm", ".xcf", ".pcx", ".heics"}
+    | {".jxl", ".psd", ".svg", ".eps", ".ai", ".tga", ".ico", ".icns", ".exr", ".hdr", ".xcf", ".pcx", ".heics"}
 )
 """Files that end like this are pictures that are never read; a note says so."""
 
@@ -68,6 +85,10 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION = 0x0112
+BITS_PER_SAMPLE = 258
+
+LUMA = (0.299, 0.587, 0.114)
+"""Pillow's weights of red, green and blue in gray."""
 
 
 @final
@@ -83,6 +104,12 @@ class Decoder:
 
     channels: int | None = None
     """Images that have another number are bad, where one is set: networks and batches take no two kinds."""
+
+    value_range: ValueRange | None = None
+    """Black and white of images of more than 8 bits, which then are floats from 0 to 1."""
+
+    eight_bits: bool = False
+    """Round them to 8 bits again, for pictures."""
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -105,12 +132,16 @@ class Decoder:
 
     def _decode(self, data: bytes | Pixels, name: str, choose_factor: ChooseFactor | None) -> Pixels:
         """The pixels, of whatever channels."""
-        if isinstance(data, np.ndarray):
+        if isinstance(data, np.ndarray) and data.dtype == np.uint8:
             return channels_as(self.mode, data, name)
-        if data.startswith(JPEG_START) and self.mode != "palette":
+        if not isinstance(data, np.ndarray) and data.startswith(JPEG_START) and self.mode != "palette":
             pixels = self._decode_jpeg(data, name, choose_factor)
             if pixels is not None:
                 return channels_as(self.mode, pixels, name)
+        stored = self.stored_values(data, name)
+        if stored is not None:
+            return self._scaled(stored, name)
+        assert not isinstance(data, np.ndarray)
         image: Image.Image = open_encoded(data, name)
         self._check_size(*image.size, name)
         try:
@@ -122,6 +153,89 @@ class Decoder:
             raise
         except Exception as error:  # a broken file makes Pillow's plugins raise almost anything
             raise BadImage(name, f"is broken or truncated ({error})") from error
+
+    def stored_values(self, data: bytes | Values, name: str) -> StoredValues | None:
+        """What is stored of an image that has, or may have, more than 8 bits; None of one that has 8."""
+        if isinstance(data, np.ndarray):
+            return None if data.dtype == np.uint8 else StoredValues(checked(data, name))
+        if data.startswith(JPEG_START) or self.mode == "palette":
+            return None
+        if is_png16(data):
+            self._check_size(*png_size(data), name)
+            try:
+                values = upright_values(read_png16(data), data, name)
+            except (ValueError, zlib.error) as error:
+                raise BadImage(name, f"is broken or truncated ({error})") from error
+            if values.shape[2] in (1, 3):
+                return StoredValues(values)
+            return StoredValues(values[:, :, :-1], alpha=values[:, :, -1:].astype(np.float32) / np.float32(65535))
+        if is_dicom(data):
+            return read_dicom(data, self.max_pixels, name)
+        if is_array(data):
+            return StoredValues(read_saved_array(data, self.max_pixels, name))
+        if data.startswith(TIFF_STARTS):
+            return self._stored_tiff(data, name)
+        if data.startswith((b"P5", b"\0\0\0\x0cjP")):
+            return self._stored_by_pillow(open_encoded(data, name), name)
+        return None
+
+    def _stored_tiff(self, data: bytes, name: str) -> StoredValues | None:
+        """`stored_values` for TIFF, of which Pillow knows those of 8 bits, and the gray ones of others."""
+        wanted = 3 if self.mode == "RGB" else self.channels
+        try:
+            image = open_encoded(data, name)
+            deep = image.mode.startswith(("I", "F")) or bits_of(image) > 8  # of colors Pillow keeps 8
+            pages = wanted not in (None, 1) and (deep or self.mode == "stored") and count_pages(image) == wanted
+        except BadImage:
+            image, deep, pages = None, True, False
+        if image is not None and not pages and not deep:
+            return None
+        by_pillow = image is not None and image.mode.startswith(("I", "F")) and not pages
+        if image is not None and by_pillow and importlib.util.find_spec("tifffile") is None:
+            return self._stored_by_pillow(image, name)
+        return StoredValues(upright_values(read_tiff(data, wanted, self.max_pixels, name), data, name))
+
+    def _stored_by_pillow(self, image: ImageFile.ImageFile, name: str) -> StoredValues | None:
+        """The values of an image that Pillow opens with more than 8 bits, one channel."""
+        if not image.mode.startswith(("I", "F")):
+            return None
+        self._check_size(*image.size, name)
+        try:
+            image.load()
+            values = np.array(upright(image))[:, :, None]
+        except MemoryError:
+            raise
+        except Exception as error:  # as above
+            raise BadImage(name, f"is broken or truncated ({error})") from error
+        if values.dtype == np.int32 and values.min() >= 0 and values.max() <= 65535:  # Pillow's own 16 bits
+            values = values.astype(np.uint16)
+        return StoredValues(checked(values, name))
+
+    def _scaled(self, stored: StoredValues, name: str) -> Pixels:
+        """The pixels of what is stored: floats from 0 to 1, or 8 bits where there are no more."""
+        values, limits = stored.values, self.value_range
+        pixels: Pixels
+        if values.dtype == np.uint8 and stored.window is None:
+            return channels_as(self.mode, 255 - values if stored.inverted else values, name)
+        if limits is None and stored.window is None:
+            pixels = eight_bits(values, name)
+            white = 255
+        else:
+            if limits is None or limits.low is None:
+                if stored.window is None:
+                    raise BadImage(name, "has no window of its own: give --value_range LO,HI or p1,p99")
+                limits = ValueRange(*stored.window)
+            pixels, white = limits.scale(values), 1
+        if stored.inverted:
+            pixels = white - pixels
+        if stored.alpha is not None:
+            if self.mode == "stored":
+                pixels = np.concatenate([pixels, (white * stored.alpha).astype(pixels.dtype)], axis=2)
+            else:
+                blended = pixels * stored.alpha + white * (1 - stored.alpha)
+                pixels = blended.round().astype(np.uint8) if white == 255 else blended
+        pixels = channels_as(self.mode, pixels, name)
+        return to_eight_bits(pixels) if self.eight_bits else pixels
 
     def _check_size(self, width: int, height: int, name: str) -> None:
         if width * height > self.max_pixels:
@@ -200,13 +314,30 @@ def heic_plugin() -> Any:
 
 def reads(suffix: str) -> bool:
     """Whether a file whose name ends like this is taken for an image."""
-    return suffix in IMAGE_SUFFIXES or (suffix in HEIC_SUFFIXES and heic_plugin() is not None)
+    return (
+        suffix in IMAGE_SUFFIXES
+        or (suffix in HEIC_SUFFIXES and heic_plugin() is not None)
+        or (suffix in DICOM_SUFFIXES and has_pydicom())
+    )
+
+
+@functools.cache
+def has_pydicom() -> bool:
+    """Whether DICOM can be read."""
+    return importlib.util.find_spec("pydicom") is not None
+
+
+def reads_array(suffix: str) -> bool:
+    """Whether a file whose name ends like this may be an image that was saved as an array."""
+    return suffix in ARRAY_SUFFIXES
 
 
 def unread_remedy(suffix: str) -> str | None:
     """What to do about a picture of a kind that is not read; None for what is read, and for what is not a picture."""
     if suffix in HEIC_SUFFIXES and heic_plugin() is None:
         return HEIC_REMEDY
+    if suffix in DICOM_SUFFIXES and not has_pydicom():
+        return DICOM_REMEDY
     return "convert them to JPEG or PNG" if suffix in UNREAD_SUFFIXES else None
 
 
@@ -276,7 +407,32 @@ def upright_size(height: int, width: int, turn: int | None) -> tuple[int, int]:
     return (width, height) if turn is not None and turn >= 5 else (height, width)
 
 
-def turned(pixels: Pixels, turn: int) -> Pixels:
+def upright_values(values: Values, data: bytes, name: str) -> Values:
+    """Values [H, W, C] of a file turned as its EXIF orientation says."""
+    try:
+        turn = orientation(open_encoded(data, name))
+    except BadImage:  # what Pillow cannot open
+        return values
+    return values if turn is None else turned(values, turn)
+
+
+def bits_of(image: Image.Image) -> int:
+    """The most bits of a TIFF's channels."""
+    try:
+        return max(int(bits) for bits in image.tag_v2.get(BITS_PER_SAMPLE, (1,)))  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError):
+        return 8
+
+
+def count_pages(image: Image.Image) -> int:
+    """The pages of a file."""
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception:  # as above
+        return 1
+
+
+def turned(pixels: Values, turn: int) -> Values:
     """`UPRIGHT` for pixels [H, W, C]: orientations from 5 on swap the sides, and these of either kind mirror them."""
     if turn >= 5:
         pixels = pixels.transpose(1, 0, 2)
@@ -294,7 +450,7 @@ def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
             raise BadImage(name, f"is a mask of mode {image.mode}: save it with a palette or as 8-bit grayscale")
         return np.array(image)[:, :, None]
     if image.mode.startswith(("I", "F")):
-        return channels_as(mode, eight_bits(image, name)[:, :, None], name)
+        return channels_as(mode, eight_bits(np.asarray(image)[:, :, None], name), name)
     if image.mode == "1":
         image = image.convert("L")
     elif image.mode in ("P", "PA"):
@@ -312,14 +468,30 @@ def convert(image: Image.Image, mode: Mode, name: str) -> Pixels:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def eight_bits(image: Image.Image, name: str) -> Pixels:
-    """[H, W] of 16-bit grayscale, scaled (Pillow's own conversion clips everything above 255 to white)."""
-    values = np.asarray(image)
-    if image.mode == "F" or values.min() < 0 or values.max() > 65535:
+def eight_bits(values: Values, name: str) -> Pixels:
+    """[H, W, C] of 16 bits, scaled (Pillow's own conversion clips everything above 255 to white).
+
+    For images of which nothing says the range: those that use a part of their bits only are bad, not black.
+    """
+    low, high = values.min(), values.max()
+    if values.dtype.kind == "f" or low < 0 or high > 65535:
         raise BadImage(
-            name, f"has pixels of mode {image.mode} from {values.min()} to {values.max()}: save it with 8 or 16 bits"
+            name,
+            f"has values of type {values.dtype} from {low:g} to {high:g}: give --value_range, which values are black "
+            "and white, or save it with 8 or 16 bits",
+        )
+    if 0 < high < 4096:
+        raise BadImage(
+            name,
+            f"uses {int(high).bit_length()} of its 16 bits, values up to {high}: give --value_range, which values are "
+            "black and white",
         )
     return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+
+
+def to_eight_bits(pixels: Pixels) -> Pixels:
+    """Pixels of any kind as 8 bits, to look at."""
+    return pixels if pixels.dtype == np.uint8 else (pixels * np.float32(255)).round().astype(np.uint8)
 
 
 def channels_as(mode: Mode, pixels: Pixels, name: str) -> Pixels:
@@ -329,6 +501,11 @@ def channels_as(mode: Mode, pixels: Pixels, name: str) -> Pixels:
         return pixels
     if channels == 1:
         return np.repeat(pixels, 3, axis=2)
-    if channels == 3:
+    if channels == 3 and pixels.dtype == np.uint8:
         return np.array(Image.fromarray(pixels).convert("L"))[:, :, None]
-    raise ValueError(f'{name} has {channels} channels, which cannot become {mode}: use mode="stored"')
+    if channels == 3:
+        return pixels @ np.array(LUMA, pixels.dtype)[:, None]
+    raise BadImage(
+        name,
+        f'has {channels} channels, which cannot become {mode}: use --channels {channels} (mode="stored" in Python)',
+    )

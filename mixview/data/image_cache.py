@@ -363,6 +363,8 @@ class CacheFolder:
     def __init__(self, folder: Path | None, size: int, decoder: Decoder, exact_decoding: bool = False) -> None:
         if decoder.mode not in ("RGB", "L"):
             raise ValueError("--cache keeps JPEG files, for images of 1 or 3 channels: leave it out for others")
+        if decoder.value_range is not None:
+            raise ValueError("--cache keeps JPEG files, for images of 8 bits: leave it out for these, which have more")
         self.folder = folder
         self.size = size
         self.decoder = decoder

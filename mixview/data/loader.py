@@ -77,6 +77,11 @@ class Sample:
     """Height and width of the image that the pixels are a smaller copy of, or their own."""
 
 
+def kind_of(sample: Sample) -> tuple[object, ...]:
+    """What images have in common that become views in one call."""
+    return sample.pixels.shape, sample.pixels.dtype, sample.full_size
+
+
 @final
 class SampleReader:
     """Reads images by key, as far as their views need them.
@@ -168,7 +173,7 @@ class ViewDataset(Dataset[Item]):
                 channels = pixels.shape[2]
                 views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
             check_channels(sample, views[0].shape[1])
-            if waiting and (waiting[-1].pixels.shape, waiting[-1].full_size) != (pixels.shape, sample.full_size):
+            if waiting and kind_of(waiting[-1]) != kind_of(sample):
                 make()
             waiting.append(sample)
             indices.append(sample.index)
@@ -450,7 +455,8 @@ def view_loader(
     if len(images) != sampler.count:
         raise ValueError(f"the batches are for {sampler.count} images and there are {len(images)}")
     if backend == "numba":
-        numba_backend.prepare()  # here, so that workers need not compile, each for itself
+        floats = getattr(getattr(images, "decoder", None), "value_range", None) is not None
+        numba_backend.prepare(floats)  # here, so that workers need not compile, each for itself
     dataset: Dataset[Any] = (
         ViewDataset(images, policy, sampler.seed, backend, exact_decoding)
         if device is None

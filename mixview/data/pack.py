@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from mixview.data.dataset import announce_left_out
+from mixview.data.dataset import announce_left_out, find_range
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 
@@ -45,7 +45,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
         raise FileExistsError(f"{out} is there already: remove it, or name another file")
     if size < 1 or not 1 <= quality <= 100:
         raise ValueError(f"size must be at least 1 and quality within 1 … 100, got {size} and {quality}")
-    decoder = Decoder()
+    decoder = Decoder(value_range=find_range(source), eight_bits=True)  # JPEG has no more
     indices: list[int] = []
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None

@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.utils.data import Dataset
 
 from mixview.data.cache import cache_folder, reserve
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Loader, WorkerDied, default_workers, new_tensor, to_tensor
 from mixview.data.sources.base import BadImage, Source
 from mixview.encoders.loading import LoadedEncoder
@@ -280,7 +280,7 @@ def extract(
 
 def image_dataset(loaded: LoadedEncoder, source: Source) -> ImageDataset:
     """The images of a source as an encoder takes them."""
-    return ImageDataset(source, decoder_for(loaded.channels))
+    return ImageDataset(source, loaded.decoder(source))
 
 
 def fill(
@@ -491,7 +491,9 @@ def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stage
             stored = b"bad"
         content.update(stored if isinstance(stored, bytes) else np.ascontiguousarray(stored).tobytes())
     images = [source.fingerprint(), content.hexdigest(), loaded.channels]
-    parts = [FORMAT, loaded.weights_key(), images, repr(transform), list(stages)]
+    parts: list[Any] = [FORMAT, loaded.weights_key(), images, repr(transform), list(stages)]
+    if (value_range := loaded.decoder(source).value_range) is not None:
+        parts.append(str(value_range))
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 
 

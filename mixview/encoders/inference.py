@@ -25,6 +25,7 @@ from mixview.data.decode import Decoder, Mode, channels_as, convert, upright
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Pixels
 from mixview.data.sources.files import read_file
+from mixview.data.value_range import ValueRange
 from mixview.encoders.features import PatchMaps, pick_device
 from mixview.encoders.loading import EncoderConfig, LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
@@ -116,7 +117,7 @@ class Encoder:
 
     def prepare(self, image: Picture) -> Tensor:
         """One image as the network sees it, [C, size, size] on the encoder's device."""
-        return self.transform(as_tensor(image, self.loaded.channels).to(self.device))
+        return self.transform(as_tensor(image, self.loaded.channels, self.loaded.value_range).to(self.device))
 
 
 def load(
@@ -165,8 +166,14 @@ def is_one(images: Picture | Iterable[Picture]) -> bool:
     return isinstance(images, str | bytes | os.PathLike | Image.Image)
 
 
-def as_tensor(image: Picture, channels: int) -> Tensor:
-    """One image as [C, H, W] of uint8, or of floats from 0 to 1."""
+def as_tensor(image: Picture, channels: int, value_range: ValueRange | None = None) -> Tensor:
+    """One image as [C, H, W] of uint8, or of floats from 0 to 1.
+
+    Args:
+        image: any image.
+        channels: of the encoder.
+        value_range: black and white of files of more than 8 bits.
+    """
     mode: Mode = MODES.get(channels, "stored")
     if isinstance(image, Tensor):
         return check_tensor(image, channels)
@@ -175,9 +182,10 @@ def as_tensor(image: Picture, channels: int) -> Tensor:
     if isinstance(image, Image.Image):
         pixels = convert(upright(image), mode, "the image")
     elif isinstance(image, bytes):
-        pixels = Decoder(mode)(image)
+        pixels = Decoder(mode, value_range=value_range)(image)
     elif isinstance(image, str | os.PathLike):
-        pixels = Decoder(mode)(read_file(Path(image).expanduser(), os.fspath(image)), os.fspath(image))
+        decoder = Decoder(mode, value_range=value_range)
+        pixels = decoder(read_file(Path(image).expanduser(), os.fspath(image)), os.fspath(image))
     else:
         raise TypeError(f"an image is a path, bytes, a PIL image, an array or a tensor, not a {type(image).__name__}")
     return check_tensor(to_tensor(pixels), channels)

@@ -12,15 +12,17 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.data.augment.policies import Normalize
-from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.dataset import SMALL_IMAGE_SIZE, ImageDataset, decoder_for, find_range, natural_size
+from mixview.data.decode import Decoder
 from mixview.data.sources.base import Source
+from mixview.data.value_range import ValueRange, parse_value_range
 from mixview.encoders import backbones
 from mixview.encoders.backbones import Spec
 from mixview.encoders.encoder_file import load_encoder, read_header
@@ -28,7 +30,7 @@ from mixview.encoders.optional import import_optional
 from mixview.encoders.provenance import with_settings
 from mixview.encoders.transforms import IMAGENET
 from mixview.encoders.weights import read_safetensors, read_safetensors_header, read_tensors, weights_file
-from mixview.options import Channels, Count, Side, Workers, check_options
+from mixview.options import ROOM, Channels, Count, Side, Workers, check_options
 
 DEFAULT_SIZE = 224
 """The input size of encoders from elsewhere, in pixels."""
@@ -45,6 +47,8 @@ class LoadedEncoder:
     channels: int
     feature_dim: int
     normalize: Normalize = IMAGENET
+    value_range: ValueRange | None = None
+    """Black and white of images of more than 8 bits, where it was trained on such."""
     spec: Spec | None = None
     """Rebuilds the encoder without its weights; raw pixels have none."""
     run: Path | None = None
@@ -63,6 +67,15 @@ class LoadedEncoder:
                     "earlier encoder, or train it again with a lower learning rate"
                 )
         return self
+
+    def decoder(self, source: Source, *, eight_bits: bool = False) -> Decoder:
+        """How a source's images are decoded for the encoder.
+
+        Args:
+            source: the images; their range is measured where the encoder knows none.
+            eight_bits: for pictures of them.
+        """
+        return decoder_for(self.channels, self.value_range or find_range(source, quiet=True), eight_bits=eight_bits)
 
     def weights_key(self) -> str:
         """A hash of the weights and the architecture."""
@@ -87,11 +100,16 @@ class EncoderConfig:
     """Input size in pixels; by default the one it was trained with, or that of the images if they are small."""
     channels: Channels = 3
     """Image channels, for an encoder that does not say: 3 for color, 1 for grayscale."""
+    value_range: Annotated[str, ROOM] | None = None
+    """Black and white of images of more than 8 bits: LO,HI, percentiles such as p1,p99, window, or auto (measured on a
+    sample); by default as in its training."""
     trust_remote_code: bool = False
     """Call the factory of a custom backbone that a run's file names. That runs its code."""
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.value_range is not None:
+            parse_value_range(self.value_range)
 
     def load(self, natural_size: int = DEFAULT_SIZE, seed: int = 0) -> LoadedEncoder:
         """Load the encoder, for images of this size where nothing else says one."""
@@ -108,7 +126,13 @@ class EncoderConfig:
 
     def load_for(self, source: Source, seed: int = 0) -> LoadedEncoder:
         """Load the encoder for the images of a source."""
-        return self.load(natural_size(ImageDataset(source, decoder_for(self.channels))), seed)
+        value_range = find_range(source, self.value_range or "auto", quiet=True)
+        size = natural_size(ImageDataset(source, decoder_for(self.channels, value_range)))
+        loaded = self.load(size, seed)
+        if value_range is None or (self.value_range is None and loaded.value_range is not None):
+            return loaded
+        find_range(source, self.value_range or "auto")  # this one is used, and printed
+        return replace(loaded, value_range=value_range)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +213,7 @@ def load(
         channels,
         built.feature_dim,
         weights_normalize(full_name, weights),
-        built.spec,
+        spec=built.spec,
         notes=built.notes,
     )
 
@@ -206,7 +230,9 @@ def load_run(file: Path, size: int | None, trust_remote_code: bool) -> LoadedEnc
     about = with_settings(about, run) if run else about
     where = file.parent.name if run else file.name
     name = f"{where} ({what})" if what else where
-    return LoadedEncoder(encoder, name, side, channels, width, read_normalize(about), spec, run, about)
+    return LoadedEncoder(
+        encoder, name, side, channels, width, read_normalize(about), read_range(about), spec, run, about
+    )
 
 
 def read_normalize(about: dict[str, str]) -> Normalize:
@@ -216,6 +242,15 @@ def read_normalize(about: dict[str, str]) -> Normalize:
     except (KeyError, ValueError):
         return IMAGENET
     return Normalize(mean, std)
+
+
+def read_range(about: dict[str, str]) -> ValueRange | None:
+    """The range of values an encoder was trained with; None of 8 bits, or where its file says nothing."""
+    try:
+        value_range = parse_value_range(about.get("value_range", "auto"))
+    except ValueError:
+        return None
+    return value_range if isinstance(value_range, ValueRange) else None
 
 
 def describe_normalize(normalize: Normalize) -> dict[str, str]:
@@ -235,7 +270,7 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Loa
         stem = "auto"
     built = backbones.build(backbone, size=size, channels=channels, stem=stem, weights=str(file))
     loaded = LoadedEncoder(
-        built.encoder.eval(), file.name, size, channels, built.feature_dim, IMAGENET, built.spec,
+        built.encoder.eval(), file.name, size, channels, built.feature_dim, IMAGENET, spec=built.spec,
         notes=notes + built.notes,
     )  # fmt: skip
     # Files of the same name are not the same encoder: many checkpoints are called checkpoint_0199.pth.tar.

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mixview.data.contact_sheet import Row, contact_sheet, picture_format, to_rgb
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Pixels, Source, SourceError
 from mixview.data.sources.files import file_path, is_image_name, read_file
@@ -198,7 +198,7 @@ class FindNeighbors(Embedding):
         """Names, pictures and features of the queries."""
         path = Path(query).expanduser()
         if is_image_name(path.name) and not path.is_dir():
-            pixels = decoder_for(embedded.loaded.channels)(read_file(path, query), query)
+            pixels = embedded.loaded.decoder(embedded.source)(read_file(path, query), query)
             device = pick_device(self.device)
             module = StageFeatures(embedded.loaded.encoder, (self.stage,)).to(device).eval()
             with torch.inference_mode():
@@ -214,7 +214,7 @@ class FindNeighbors(Embedding):
             devices=self.devices,
             workers=self.workers,
         )
-        images = ImageDataset(source, decoder_for(embedded.loaded.channels))
+        images = ImageDataset(source, embedded.loaded.decoder(source))
         indices = extracted.indices.tolist()
         pictures = [images.decode(index) for index in indices[:ROWS]]
         return [source.name(index) for index in indices], pictures, extracted[self.stage]
@@ -358,7 +358,7 @@ def print_findings(findings: Sequence[Finding], source: Source) -> None:
 
 def draw_rows(findings: Sequence[Finding], embedded: Embedded, pictures: dict[int, Pixels]) -> list[Row]:
     """The findings as rows of a contact sheet; what is longer than a row goes on in the next."""
-    dataset = ImageDataset(embedded.source, decoder_for(embedded.loaded.channels))
+    dataset = ImageDataset(embedded.source, embedded.loaded.decoder(embedded.source))
     rows = []
     for finding in findings[:ROWS]:
         for start in range(0, len(finding.images), COLUMNS):

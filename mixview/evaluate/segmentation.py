@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from mixview.data.augment.params import view_generator
 from mixview.data.augment.policies import Normalize
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Key, Loader, default_workers, to_tensor
 from mixview.data.sources.base import IGNORED, ClassMap, Source, SourceError
 from mixview.encoders.features import PATCHES, PatchMaps, Stage, extract, measure_patches, pick_device
@@ -333,7 +333,7 @@ def segment_images(
     fingerprint = f"{source.fingerprint()}; tested on {segmented.test.source.fingerprint()}"
 
     def make_engine(module: Any, optimizer: torch.optim.Optimizer) -> SegmentationEngine:
-        dataset = ImageDataset(source, decoder_for(loaded.channels))
+        dataset = ImageDataset(source, loaded.decoder(source))
         views = SegmentedViews(dataset, segmented.train, loaded.size, loaded.normalize, run.seed)
         batches = epoch_batches(len(dataset), schedule.batch_size, run, drop_last=False)
         return SegmentationEngine(
@@ -420,7 +420,7 @@ def confuse_windows(
     confusion = torch.zeros(count, count, dtype=torch.long, device=fabric.device)
     indices = range(fabric.global_rank, len(test.source), fabric.world_size)
     workers = default_workers(processes_here(fabric)) if workers is None else workers
-    dataset = ImageDataset(test.source, decoder_for(loaded.channels))
+    dataset = ImageDataset(test.source, loaded.decoder(test.source))
     loader = Loader(
         WindowedImages(dataset, test, loaded.size, loaded.normalize),
         workers=min(workers, len(indices)),

@@ -69,5 +69,6 @@ def from_scratch(loaded: LoadedEncoder, seed: int) -> LoadedEncoder:
         loaded.channels,
         loaded.feature_dim,
         loaded.normalize,
+        loaded.value_range,
         loaded.spec,
     )

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from mixview.data.augment import numba_backend
 from mixview.data.augment.params import sample_params, view_generator
 from mixview.data.augment.policies import Augmentation, Crop, Jitter, Normalize
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset
 from mixview.data.loader import EpochSampler, Key, Loader, default_workers
 from mixview.data.sources.base import Source
 from mixview.distributed import synchronize_batch_norm
@@ -461,10 +461,10 @@ def train_classifier(
         groups.insert(0, {"params": list(network.encoder.parameters()), "lr": schedule.peak_lr})
 
     def make_engine(module: Any, optimizer: torch.optim.Optimizer) -> ClassifierEngine:
-        dataset = ImageDataset(labeled.train, decoder_for(loaded.channels))
+        dataset = ImageDataset(labeled.train, loaded.decoder(labeled.train))
         images = AugmentedImages(dataset, loaded.size, loaded.normalize, run.seed, jitter, lighting)
         batches = epoch_batches(len(dataset), schedule.batch_size, run, drop_last=drop_last)
-        numba_backend.prepare()
+        numba_backend.prepare(floats=dataset.decoder.value_range is not None)
         return ClassifierEngine(
             fabric=fabric,
             module=module,

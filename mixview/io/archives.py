@@ -23,11 +23,16 @@ def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise OSError(f"{path} is not a regular file")
     size = path.stat().st_size
     with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            packed = min(info.compress_size, size)
-            if info.file_size > (packed if info.compress_type == zipfile.ZIP_STORED else unpacked_limit(packed)):
-                raise ValueError(f"{info.filename} in it would unpack {packed} bytes to {info.file_size}")
+        check_archive(archive, size)
         yield archive
+
+
+def check_archive(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ValueError if a member of an archive of this many bytes unpacks to far more than it is."""
+    for info in archive.infolist():
+        packed = min(info.compress_size, size)
+        if info.file_size > (packed if info.compress_type == zipfile.ZIP_STORED else unpacked_limit(packed)):
+            raise ValueError(f"{info.filename} in it would unpack {packed} bytes to {info.file_size}")
 
 
 def unpacked_limit(packed: int) -> int:

@@ -9,8 +9,8 @@ from torch import Tensor
 from mixview.data.augment.policies import load_policy
 from mixview.data.augment.reference import make_views
 from mixview.data.contact_sheet import TILE, Row, caption, crop, draw_objects, to_rgb
-from mixview.data.dataset import ImageDataset
-from mixview.data.decode import Decoder
+from mixview.data.dataset import ImageDataset, find_range
+from mixview.data.decode import Decoder, Mode
 from mixview.data.sources.base import BadImage, Pixels, Source
 from mixview.mixing import CutMix, Mixup
 
@@ -24,7 +24,8 @@ def source_rows(
     the images themselves are mixed.
     """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    dataset = ImageDataset(source, Decoder("RGB" if is_encoded(source, int(order[0])) else "stored"))
+    mode: Mode = "RGB" if is_encoded(source, int(order[0])) else "stored"
+    dataset = ImageDataset(source, Decoder(mode, value_range=find_range(source), eight_bits=True))
     samples = [dataset[index] for index in order[:count].tolist()]
     pictures = [to_rgb(sample.pixels) for sample in samples]
     objects = [source.objects(sample.index) for sample in samples]

@@ -13,7 +13,6 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 
 from mixview.data.cache import cache_folder
-from mixview.data.dataset import decoder_for
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import Source
 from mixview.encoders.features import Features, extract
@@ -79,7 +78,7 @@ def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
     made = features_of(encoder, source, work)
     features = l2_normalize(made["avgpool"])
     check_features(features, features)
-    mixtures = Mixtures(source, encoder.size, decoder_of(encoder), MIXED)
+    mixtures = Mixtures(source, encoder.size, encoder.decoder(source), MIXED)
     mixed = l2_normalize(features_of(encoder, mixtures, work)["avgpool"])
     places = kept_map(made, features)
     partner = torch.arange(len(features)).flip(0)
@@ -96,13 +95,8 @@ def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
         raw,
         find(centered, others(centered, OUTLIER_NEIGHBORS), clusters),
         encoder.size,
-        decoder_of(encoder),
+        encoder.decoder(source),
     )
-
-
-def decoder_of(encoder: LoadedEncoder) -> Decoder:
-    """How images are decoded for an encoder."""
-    return decoder_for(encoder.channels)
 
 
 def features_of(encoder: LoadedEncoder, source: Source, work: Work) -> Features:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.contact_sheet import caption, to_rgb
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset, decoder_for, find_range
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 from mixview.data.sources.fingerprint import explain_change
@@ -104,10 +104,11 @@ def read_images(source: Source, description: str, count: int) -> ImageSet:
     """At most `count` images of a source, evenly chosen; bad ones are left out."""
     chosen = take_evenly(source, count)
     pictures, good = [], []
+    decoder = Decoder("RGB", value_range=find_range(source, quiet=True), eight_bits=True)
     with bar("reading images", len(chosen)) as advance:
         for index in range(len(chosen)):
             try:
-                pixels = Decoder("RGB")(chosen.read(index), chosen.name(index))
+                pixels = decoder(chosen.read(index), chosen.name(index))
             except BadImage:
                 pixels = None
             if pixels is not None:
@@ -151,5 +152,6 @@ def original_images(run: ReportRun, data: Data, count: int) -> list[Pixels]:
     """The images whose views the picture of a run shows (see `Monitor`), as they are before they are augmented."""
     source = data.train
     indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
-    dataset = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3)))
+    value_range = find_range(source, str(run.config.get("value_range") or "auto"), quiet=True)
+    dataset = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3), value_range, eight_bits=True))
     return [to_rgb(dataset[index].pixels) for index in indices]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from mixview.data.augment.policies import Normalize, Policy, load_policy
-from mixview.data.dataset import MODES, SMALL_IMAGE_SIZE, ImageDataset, decoder_for, natural_size
+from mixview.data.dataset import MODES, SMALL_IMAGE_SIZE, ImageDataset, decoder_for, find_range, natural_size
 from mixview.data.image_cache import CacheFolder, ShrunkImages, default_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
 from mixview.data.sources.base import BadImage, Source, SourceError
@@ -131,7 +131,8 @@ def open_data(config: PretrainConfig) -> TrainingData:
         notes += [note] if note else []
         if knn is None and config.stop_if_worse:
             raise SourceError(f"{note} --stop_if_worse needs it: give --validation other images, or leave it out.")
-    return TrainingData(whole, ImageDataset(source, decoder_for(config.channels)), knn, notes)
+    decoder = decoder_for(config.channels, find_range(source, config.value_range))
+    return TrainingData(whole, ImageDataset(source, decoder), knn, notes)
 
 
 def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple[PretrainConfig, TrainingData]:
@@ -139,6 +140,8 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes, count = [*data.notes], len(data.images)
     size = config.size or natural_size(data.images)
     config = replace(config, size=size, augment=augment_for(config, size))
+    if data.images.decoder.value_range is not None:
+        config = replace(config, value_range=str(data.images.decoder.value_range))
     if config.cache is not None and config.cache_size is None:
         config = replace(config, cache_size=default_size(size))
     policy = load_policy(augment_for(config, size), size, config.min_crop_scale)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from mixview.data.value_range import parse_value_range
 from mixview.extensions import METHODS, MIXERS
 from mixview.options import (
     MAX_SHOWN,
@@ -255,6 +256,9 @@ class PretrainConfig:
     """View size in pixels; by default that of the images where they are small, else 224."""
     channels: Channels = 3
     """Channels of the images: 3 for color, 1 for grayscale, more for what is stored so."""
+    value_range: Annotated[str, ROOM] = "auto"
+    """Black and white of images of more than 8 bits: auto (measured on a sample), LO,HI, percentiles such as p1,p99, or
+    window (each DICOM file's own)."""
 
     weights: str | None = None
     """Initial weights: imagenet, a file, or an earlier run. They are evaluated first, as epoch 0."""
@@ -329,6 +333,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        parse_value_range(self.value_range)
         object.__setattr__(self, "method", method_config(self.method))
         if self.labels is not None:  # one option of the data, wherever it is opened
             object.__setattr__(self, "data_options", {**(self.data_options or {}), "labels": self.labels})

@@ -76,6 +76,8 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     save_every = settings.checkpoint_every or epoch_steps
     checkpoints = Checkpoints(Path(config.out) / "checkpoints", keep=settings.keep)
     about = {"method": config.method.name, "objective": config.objective, "data": str(config.data)}
+    if config.value_range != "auto":  # which resolved is images of 8 bits
+        about["value_range"] = config.value_range
     about |= {"seed": str(config.seed)} | describe_normalize(run.monitor.normalize or Normalize((0.0,), (1.0,)))
     if folder is not None:
         folder.begin()

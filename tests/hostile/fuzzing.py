@@ -617,6 +617,41 @@ def image() -> tuple[st.SearchStrategy[bytes], Read]:
     return changed_bytes(seeds()), named("a", read)
 
 
+def deep_image(kind: str) -> tuple[st.SearchStrategy[bytes], Read]:
+    """Images of more than 8 bits, as their range is measured and as they are decoded."""
+    from mixview.data.decode import Decoder
+    from mixview.data.value_range import ValueRange
+    from tests.data import test_value_range as sound
+
+    gray = sound.DEEP[:, :, 0]
+    seeds = {
+        "png16": lambda: [sound.png16(sound.DEEP), sound.png16(sound.DEEP[:, :, :1], interlaced=True)],
+        "tiff": lambda: [
+            sound.tiff(sound.DEEP, photometric="rgb"),
+            sound.tiff(sound.DEEP.astype(np.float32), photometric="rgb", tile=(16, 16), compression="deflate"),
+            sound.tiff(np.stack([gray] * 5), photometric="minisblack", compression="lzw"),
+            sound.tiff(gray, bigtiff=True, byteorder=">"),
+        ],
+        "dicom": lambda: [
+            sound.dicom(gray, WindowCenter=40, WindowWidth=400),
+            sound.dicom(gray, PhotometricInterpretation="MONOCHROME1"),
+        ],
+        "npy": lambda: [sound.npy(sound.DEEP), sound.npy(gray.astype(np.float64)), sound.npz_of(gray)],
+    }[kind]()
+
+    def read(folder: Path) -> None:
+        data = (folder / "a").read_bytes()
+        for decoder in (
+            Decoder(max_pixels=4_000_000, value_range=ValueRange(0, 4095)),
+            Decoder("stored", max_pixels=4_000_000, channels=5, value_range=ValueRange()),
+        ):
+            with contextlib.suppress(ValueError):
+                decoder.stored_values(data, "a")
+        Decoder(max_pixels=4_000_000, value_range=ValueRange(0, 4095))(data, "a")
+
+    return changed_bytes(seeds), named("a", read)
+
+
 def named(name: str, read: Read) -> Read:
     """A reader whose input is the file of this name in its folder."""
 
@@ -651,6 +686,10 @@ READERS: dict[str, Callable[[], tuple[st.SearchStrategy[bytes], Read]]] = {
     "idx": idx,
     "cifar-pickle": cifar,
     "image": image,
+    "png16": lambda: deep_image("png16"),
+    "tiff": lambda: deep_image("tiff"),
+    "dicom": lambda: deep_image("dicom"),
+    "npy": lambda: deep_image("npy"),
 }
 
 

@@ -51,7 +51,21 @@ class Kernels(NamedTuple):
 
 @lru_cache(maxsize=1)
 def kernels() -> Kernels | None:
-    """The native code, or None where there can be none."""
+    """The native code for pixels of 8 bits, or None where there can be none."""
+    result = compile_kernels("compiled")
+    return None if result is None else Kernels(*result)
+
+
+@lru_cache(maxsize=1)
+def float_kernels() -> Kernels | None:
+    """The native code for pixels that are floats from 0 to 255: the same for the rest."""
+    whole = kernels()
+    run = None if whole is None else compile_kernels("compiled_for_floats")
+    return None if whole is None or run is None else Kernels(run, whole.sample)
+
+
+def compile_kernels(name: str) -> Any:
+    """What a function of `numba_kernels` compiles, or None where nothing can be compiled."""
     try:
         import numba
         from numba.core import event
@@ -82,9 +96,9 @@ def kernels() -> Kernels | None:
         # Numba looks where to keep a function when it is declared; other functions are to stay where they are.
         numba.config.CACHE_DIR = str(folder / LAYOUT) if folder else ""  # Numba does not see that a layout changed
         with event.install_listener("numba:compile", Announcement()):
-            from mixview.data.augment.numba_kernels import compiled
+            from mixview.data.augment import numba_kernels
 
-            return Kernels(*compiled(cache=folder is not None))
+            return getattr(numba_kernels, name)(cache=folder is not None)
     except Exception as error:  # a Numba that does not fit its LLVM, or numpy: training goes on without
         logger.warning("numba cannot compile, so that views are made the slow way: %s", error)
         return None
@@ -137,9 +151,13 @@ NOBODY = 65534
 """Whom the host's administrator looks like in a container that has users of its own."""
 
 
-def prepare() -> bool:
-    """Compile now, before there are worker processes that would each do it; whether there is native code."""
-    return kernels() is not None
+def prepare(floats: bool = False) -> bool:
+    """Compile now, before there are worker processes that would each do it; whether there is native code.
+
+    Args:
+        floats: also for pixels of more than 8 bits.
+    """
+    return (float_kernels() if floats else kernels()) is not None
 
 
 class Plan(NamedTuple):
@@ -206,9 +224,10 @@ def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Te
         raise ValueError(
             f"parameters crop outside their image of {height} × {width}: sample them for the size of this image"
         )
-    native = kernels()
+    floats = images.dtype == np.float32
+    native = float_kernels() if floats else kernels()
     last = not out.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)
-    if native is None or images.dtype != np.uint8:
+    if native is None or not (floats or images.dtype == np.uint8):
         for row, image, packed in zip(out, images, params, strict=True):
             tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)
             row.copy_(reference.apply(tensor, augmentation, AugmentParams.unpack(packed.tolist())))
@@ -219,7 +238,9 @@ def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Te
         out.copy_(whole)
         return
     p, work = plan(augmentation, channels), scratch(channels, size)
-    pixels = np.ascontiguousarray(images).reshape(count, height, width * channels)
+    # From 0 to 255 as well: the arithmetic is that of 8 bits.
+    scaled = images * np.float32(255) if floats else np.ascontiguousarray(images)
+    pixels = scaled.reshape(count, height, width * channels)
     target = (out.permute(0, 2, 3, 1) if last else out).numpy().reshape(count, channels, -1)
     shared = (p.active, p.radius)
     if augmentation.randaugment is None or "randaugment" not in augmentation.order:
@@ -232,7 +253,19 @@ def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Te
         native.run(pixels[n : n + 1], row, p.cubic, True, p.before, *shared, p.ones, p.zeros, False, work, flat)
         view = reference.randaugment_step(augmentation, view, AugmentParams.unpack(row[0].tolist()))
         work[0] = view.numpy().reshape(channels, -1)
-        native.run(NOTHING, row, p.cubic, False, p.after, *shared, p.scales, p.shifts, last, work, target[n : n + 1])
+        native.run(
+            NOTHING.astype(pixels.dtype),
+            row,
+            p.cubic,
+            False,
+            p.after,
+            *shared,
+            p.scales,
+            p.shifts,
+            last,
+            work,
+            target[n : n + 1],
+        )
 
 
 def apply(image: Pixels, augmentation: Augmentation, params: AugmentParams) -> Tensor:

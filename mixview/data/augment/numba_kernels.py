@@ -650,9 +650,10 @@ def run(image, params, cubic, cropped, steps, active, radius, scales, shifts, la
 
 
 SIGNATURE = (
-    "void(uint8[:,:,::1], float64[:,::1], boolean, boolean, int64[::1], boolean[::1], int64,"
+    "void({}[:,:,::1], float64[:,::1], boolean, boolean, int64[::1], boolean[::1], int64,"
     " float32[::1], float32[::1], boolean, float32[:,:,::1], float32[:,:,::1])"
 )
+"""Of the pixels of 8 bits, or of floats from 0 to 255."""
 
 
 def run_batch(images, params, cubic, cropped, steps, active, radius, scales, shifts, last, work, out):
@@ -775,6 +776,11 @@ def sample_batch(seeds, height, width, limits, out):
 def compiled(cache: bool) -> tuple[Any, Any]:
     """Both entry points as native code, from the cache where it has them."""
     return (
-        njit(SIGNATURE, fastmath=True, error_model="numpy", nogil=True, cache=cache)(run_batch),
+        njit(SIGNATURE.format("uint8"), fastmath=True, error_model="numpy", nogil=True, cache=cache)(run_batch),
         njit(SIGNATURE_SAMPLE, error_model="numpy", nogil=True, cache=cache)(sample_batch),
     )
+
+
+def compiled_for_floats(cache: bool) -> Any:
+    """`run_batch` for pixels that are floats, which few programs need."""
+    return njit(SIGNATURE.format("float32"), fastmath=True, error_model="numpy", nogil=True, cache=cache)(run_batch)

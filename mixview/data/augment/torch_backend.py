@@ -37,7 +37,8 @@ class RawBatch(NamedTuple):
     """A batch on its way to the device that makes its V views."""
 
     pixels: Tensor
-    """[P, C] uint8: of each image the smallest rectangle that holds all crops, row by row, image after image."""
+    """[P, C] of each image the smallest rectangle that holds all crops, row by row, image after image: uint8, or floats
+    from 0 to 255 where any image has more than 8 bits."""
     crops: Tensor
     """[V, B, 5] int64: the first pixel of the crop, pixels in a row of its image, height, width, flip."""
     params: Tensor
@@ -85,10 +86,13 @@ def pack_raw_batch(
     begin = starts + (top - first_row) * columns + left - first_column
     crops = np.stack([begin, np.broadcast_to(columns, begin.shape), height, width, flip], axis=2)
     channels = images[0].shape[2]
-    pixels = new((int(ends[-1]), channels), torch.uint8)
+    floats = any(image.dtype == np.float32 for image in images)
+    pixels = new((int(ends[-1]), channels), torch.float32 if floats else torch.uint8)
     flat = pixels.numpy()
     for n, image in enumerate(images):
         part = image[first_row[n] : last_row[n], first_column[n] : last_column[n]]
+        if image.dtype == np.float32:
+            part = part * np.float32(255)
         flat[starts[n] : ends[n]].reshape(part.shape)[:] = part
     return RawBatch(
         pixels, torch.from_numpy(crops), torch.from_numpy(params.astype(np.float32)), torch.tensor(list(indices))

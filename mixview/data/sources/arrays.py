@@ -9,11 +9,13 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import Pixels, Source, SourceError
+from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.files import MAX_LABEL
 from mixview.data.sources.fingerprint import fingerprint
 from mixview.data.sources.packed_strings import PackedStrings
+from mixview.data.value_range import Values
 from mixview.io.archives import array_header, open_archive, read_array
+from mixview.io.atomic import open_regular
 from mixview.io.terminal import printable
 from mixview.options import MAX_SHOWN
 
@@ -36,7 +38,7 @@ class ImageArray(Source):
         self,
         arguments: tuple[Any, ...],
         files: Sequence[Path],
-        images: Pixels,
+        images: Values,
         labels: npt.NDArray[np.int64] | None,
         classes: tuple[str, ...] | None,
         prefix: str,
@@ -57,7 +59,7 @@ class ImageArray(Source):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.files[0].parent)!r}, {self._prefix}, {len(self)} images)"
 
-    def read(self, index: int) -> Pixels:
+    def read(self, index: int) -> Values:
         return np.array(self._images[index])  # a copy, contiguous and writable
 
     def name(self, index: int) -> str:
@@ -100,7 +102,7 @@ NPZ_SPLITS = ("train", "val", "test", "unlabeled")
 
 @final
 class Npz(Source):
-    """An `.npz` file of arrays (uint8 [N, H, W] or [N, H, W, C]), or of encoded files.
+    """An `.npz` file of arrays of numbers ([N, H, W] or [N, H, W, C]), or of encoded files.
 
     Arrays are called `images`, or `train_images`, `x_train` …, and labels accordingly: Keras' and MedMNIST's files open
     as they are. Encoded files lie end to end in `train_jpeg`, image i between `train_offsets[i]` and `[i + 1]`. The
@@ -136,9 +138,9 @@ class Npz(Source):
         key = jpeg or first_key(IMAGE_KEYS, self.split, members)
         if key is None:
             raise SourceError(f"{path} holds {', '.join(members)} and no images: call the array images, [N, H, W, C]")
-        self._data: Pixels = read_member(self.path, members[key])
-        if self._data.dtype != np.uint8:
-            raise SourceError(f"{key} in {path} is {self._data.dtype}: store pixels as uint8, 0 … 255")
+        self._data = read_member(self.path, members[key])
+        if self._data.dtype != np.uint8 and (jpeg or self._data.dtype.kind not in "uif"):
+            raise SourceError(f"{key} in {path} is {self._data.dtype}: store {'files as uint8' if jpeg else 'numbers'}")
         if jpeg:
             ends = jpeg.replace("jpeg", "offsets")
             if ends not in members:
@@ -162,7 +164,7 @@ class Npz(Source):
     def __repr__(self) -> str:
         return f"Npz({str(self.path)!r}, {len(self)} images)"
 
-    def read(self, index: int) -> bytes | Pixels:
+    def read(self, index: int) -> bytes | Values:
         if self._offsets is None:
             return np.array(self._data[index])
         if not 0 <= index < len(self):
@@ -179,6 +181,33 @@ class Npz(Source):
         # The checksums that the zip format keeps of its members: as good as hashing every pixel.
         size = np.array([self.path.stat().st_size], dtype=np.int64)
         return fingerprint(PackedStrings([self.split]), size, self._checks, count=len(self))
+
+
+@final
+class Npy(ImageArray):
+    """A `.npy` file of numbers of any type, [N, H, W] or [N, H, W, C], mapped into memory; nothing pickled is read.
+
+    Args:
+        path: the file.
+        channels_first: whether the array is [N, C, H, W]; by default decided by where the short axis is.
+    """
+
+    kind = "npy"
+
+    def __init__(self, path: str | Path, channels_first: bool | None = None) -> None:
+        file = Path(path)
+        try:
+            with open_regular(file, follow=True) as opened:
+                shape, fortran, dtype, header = array_header(opened, file.stat().st_size)
+            if dtype.kind not in "uif" or 0 in shape:
+                raise ValueError(f"it holds {dtype} of shape {list(shape)[:8]}")
+            images: Values = np.memmap(file, dtype, "r", header, shape, "F" if fortran else "C")
+        except (OSError, ValueError, OverflowError) as error:
+            raise SourceError(
+                f"{path} cannot be opened as .npy ({printable(str(error)[:MAX_SHOWN])}): save a plain array of numbers"
+            ) from error
+        images = channels_last(images, channels_first, "the array", file)
+        super().__init__((str(path), channels_first), [file], images, None, None, "")
 
 
 def first_key(patterns: Sequence[str], split: str, members: dict[str, zipfile.ZipInfo]) -> str | None:
@@ -216,7 +245,7 @@ def check_offsets(offsets: npt.NDArray[np.int64], total: int, key: str, path: Pa
         raise SourceError(f"{key} in {path} must rise from 0 to {total}, the bytes that there are: write it again")
 
 
-def channels_last(images: Pixels, channels_first: bool | None, key: str, path: Path) -> Pixels:
+def channels_last(images: Values, channels_first: bool | None, key: str, path: Path) -> Values:
     """[N, H, W, C] of [N, H, W], [N, H, W, C] or [N, C, H, W]."""
     if images.ndim == 3:
         return images[..., None]

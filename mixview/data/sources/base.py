@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Pixels = npt.NDArray[np.uint8]
-"""Decoded pixels, [H, W, C]."""
+Pixels = npt.NDArray[np.uint8 | np.float32]
+"""Decoded pixels, [H, W, C]: of 8 bits, or floats from 0 to 1 of what has more."""
 
 ClassMap = npt.NDArray[np.int16]
 """[H, W] the class of each pixel: 0 is the background, k the k-th of the classes, `IGNORED` counts for nothing."""
@@ -87,8 +87,8 @@ class Source(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def read(self, index: int) -> bytes | Pixels:
-        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decode`, or pixels.
+    def read(self, index: int) -> bytes | npt.NDArray[Any]:
+        """The image as it is stored: the bytes of an encoded file, for `mixview.data.decode`, or values [H, W, C].
 
         Raises `BadImage` when this one image cannot be read, and `SourceError` when the source as a whole fails.
         """

@@ -12,7 +12,7 @@ from typing import NamedTuple, final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.decode import reads, unread_remedy
+from mixview.data.decode import reads, reads_array, unread_remedy
 from mixview.data.sources.base import BadImage, Source, SourceError
 from mixview.data.sources.fingerprint import fingerprint
 from mixview.data.sources.packed_strings import PackedStrings
@@ -112,6 +112,11 @@ def is_image_name(name: str) -> bool:
     return reads(suffix_of(name))
 
 
+def is_array_name(name: str) -> bool:
+    """Whether a file of this name is taken for an image where no others are: .npy and .npz may be anything."""
+    return reads_array(suffix_of(name))
+
+
 def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()  # noqa: PTH122
 
@@ -149,6 +154,7 @@ def find_images(root: Path) -> FoundImages:
     folder of a run.
     """
     images: list[str] = []
+    arrays: list[str] = []
     skipped: dict[str, str] = {}
     notes: list[str] = []
     unread: dict[str, list[str]] = {}
@@ -185,11 +191,15 @@ def find_images(root: Path) -> FoundImages:
                             images.append(name)
                         else:
                             skipped[name] = "is a broken link" if entry.is_symlink() else "is not a regular file"
+                    elif is_array_name(name) and entry.is_file():
+                        arrays.append(name)
                     elif unread_remedy(suffix_of(name)):
                         unread.setdefault(suffix_of(name), []).append(name)
                 except OSError as error:  # a link to itself
                     if image:
                         skipped[name] = f"cannot be opened ({error.strerror})"
+    if not images and not skipped:
+        images = arrays
     images.sort(key=os.fsencode)
     for suffix, names in sorted(unread.items()):
         names.sort(key=os.fsencode)
@@ -413,6 +423,11 @@ def read_list(
     return rows
 
 
+def names_file(name: str) -> bool:
+    """Whether a list means an image by this name."""
+    return is_image_name(name) or is_array_name(name)
+
+
 def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
     """(path, label or None) of each line of a text file."""
     for line in lines:
@@ -422,7 +437,7 @@ def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
         name, _, label = line.rpartition("\t")
         if not name:
             name, _, label = line.rpartition(" ")
-            if not is_image_name(name) or is_image_name(line):  # a path with a space in it, not a path and a label
+            if not names_file(name) or names_file(line):  # a path with a space in it, not a path and a label
                 name, label = line, ""
         yield name.strip(), label.strip() or None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from mixview.data.sources import cifar, coco, huggingface, idx, stl10, voc, webdataset
-from mixview.data.sources.arrays import Npz
+from mixview.data.sources.arrays import Npy, Npz
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.files import (
     ClassFolders,
@@ -58,6 +58,7 @@ FORMATS: dict[str, DatasetFormat] = {
     "folder": DatasetFormat(Folder, "any folder of images, at any depth, without labels"),
     "list": DatasetFormat(FileList, "a text or CSV file of paths, with or without labels"),
     "npz": DatasetFormat(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
+    "npy": DatasetFormat(Npy, "an .npy of numbers [N, H, W] or [N, H, W, C], without labels"),
 }
 """What a path can be."""
 
@@ -185,8 +186,8 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
         return "webdataset", text
     if path.is_file():
         suffix = path.suffix.lower()
-        if suffix == ".npz":
-            return "npz", path
+        if suffix in (".npz", ".npy"):
+            return suffix[1:], path
         if suffix in LIST_SUFFIXES:
             return "list", path
         raise SourceError(

@@ -80,7 +80,14 @@ class ExportSource:
     def normalize_line(self) -> str:
         """The colors that images are normalized by, as a comment."""
         mean, std = self.loaded.normalize.values(int(self.spec["channels"]))
-        return f"# normalized: (pixels / 255 - {rounded(mean)}) / {rounded(std)}"
+        value_range = self.loaded.value_range
+        if value_range is None:
+            scaled = "pixels / 255"
+        elif value_range.low is None or value_range.high is None:
+            scaled = "pixels of each DICOM window, 0 to 1,"
+        else:
+            scaled = f"clip((values - {value_range.low:g}) / {value_range.high - value_range.low:g}, 0, 1)"
+        return f"# normalized: ({scaled} - {rounded(mean)}) / {rounded(std)}"
 
 
 class ExportedFiles(NamedTuple):

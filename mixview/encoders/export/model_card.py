@@ -26,7 +26,19 @@ OBJECTIVES = {
     "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
 SETTINGS = (
-    *("epochs", "batch_size", "seed", "augment", "normalize", "size", "optimizer", "mixing", "method", "weights"),
+    *(
+        "epochs",
+        "batch_size",
+        "seed",
+        "augment",
+        "normalize",
+        "size",
+        "value_range",
+        "optimizer",
+        "mixing",
+        "method",
+        "weights",
+    ),
     *("freeze", "precision"),
 )
 """The settings of a run that make the experiment."""
@@ -106,9 +118,17 @@ def preprocessing(source: ExportSource) -> str:
     size = int(source.spec["size"])
     mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
     numbers = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
+    value_range = source.loaded.value_range
+    scaled = "divided by 255"
+    if value_range is not None:
+        scaled = (
+            "scaled to 0 to 1 by each DICOM file's own window"
+            if value_range.low is None
+            else f"scaled and clipped so that the values {value_range} become 0 and 1 (8 bits: divided by 255)"
+        )
     return (
         f"The shorter side is resized to {round(size * CROP_RATIO)} pixels (to {size} if the image is no larger than "
-        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, divided by 255, and normalized "
+        f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, {scaled}, and normalized "
         f"by mean ({numbers[0]}) and standard deviation ({numbers[1]})."
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset, decoder_for, find_range
 from mixview.data.loader import Loader, to_tensor
 from mixview.data.sources.base import Objects, Source
 from mixview.evaluate.detection.metrics import Detections, Truth, encode_masks
@@ -59,7 +59,7 @@ class TestImages(Dataset[Any]):
     """Test images and what is in them; None for one that cannot be read."""
 
     def __init__(self, source: Source, indices: list[int], classes: Any, *, channels: int, masks: bool) -> None:
-        self.images = ImageDataset(source, decoder_for(channels))
+        self.images = ImageDataset(source, decoder_for(channels, find_range(source), eight_bits=True))
         self.indices = indices
         self.classes = classes
         self.masks = masks

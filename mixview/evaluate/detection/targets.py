@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from mixview.data.augment.params import view_generator
-from mixview.data.dataset import ImageDataset, decoder_for
+from mixview.data.dataset import ImageDataset, decoder_for, find_range
 from mixview.data.loader import EpochSampler, Key, Loader, to_tensor
 from mixview.data.sources.base import Objects, Source, SourceError
 from mixview.data.sources.splits import Subset
@@ -114,7 +114,7 @@ def training_loader(
     source: Source, batches: EpochSampler, *, channels: int, masks: bool, seed: int, workers: int, pin_memory: bool
 ) -> Loader:
     """A loader of lists of samples, the same with any number of workers."""
-    images = ImageDataset(source, decoder_for(channels))
+    images = ImageDataset(source, decoder_for(channels, find_range(source), eight_bits=True))
     return Loader(
         Annotated(images, masks=masks, seed=seed),
         workers=workers,

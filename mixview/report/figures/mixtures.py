@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mixview.data.contact_sheet import to_rgb
-from mixview.data.dataset import ImageDataset, natural_size
+from mixview.data.dataset import ImageDataset, find_range, natural_size
 from mixview.data.decode import Decoder
 from mixview.data.loader import to_tensor
 from mixview.encoders.transforms import CenterCrop
@@ -44,7 +44,7 @@ def draw_mixtures(
     source = open_images(images, split)
     if pairs < 1 or len(source) < 2 * pairs:
         raise ValueError(f"{pairs} pairs need {2 * max(pairs, 1)} images, and {images} has {len(source)}")
-    dataset = ImageDataset(source, Decoder("RGB"))
+    dataset = ImageDataset(source, Decoder("RGB", value_range=find_range(source), eight_bits=True))
     crop = CenterCrop(min(natural_size(dataset), LARGEST), None)
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[: 2 * pairs].tolist()
     crops = torch.stack([crop(to_tensor(to_rgb(dataset[index].pixels))) for index in order])

@@ -14,7 +14,7 @@ from mixview.encoders.loading import LoadedEncoder
 from mixview.extensions import require_consent
 from mixview.losses import l2_normalize
 from mixview.report.derived import Augmented
-from mixview.report.embedding import Work, decoder_of, draw_map, features_of, others
+from mixview.report.embedding import Work, draw_map, features_of, others
 from mixview.report.figures.drawing import (
     COLORS,
     bare_map,
@@ -110,7 +110,7 @@ def draw_sample(
     work: Work,
 ) -> float:
     """One map, and the share of views whose nearest view of another image is of the same class."""
-    augmented = Augmented(chosen, views, times, decoder_of(encoder), seed)
+    augmented = Augmented(chosen, views, times, encoder.decoder(chosen), seed)
     features = l2_normalize(features_of(encoder, augmented, work)["avgpool"])
     places = draw_map(features)
     labels = chosen.labels()

@@ -16,7 +16,7 @@ from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.search import nearest
 from mixview.losses import l2_normalize
 from mixview.report.derived import MixerName, Mixtures, Recipe
-from mixview.report.embedding import Work, decoder_of, draw_map, features_of
+from mixview.report.embedding import Work, draw_map, features_of
 from mixview.report.figures.drawing import (
     BAD,
     COLORS,
@@ -105,7 +105,7 @@ def draw_tsne_mixtures(
     for axes, run, each in zip(panels, opened, placed, strict=True):
         title = f"{run.name} ({run.method or '?'}, {run.config.get('objective', '?')}): "
         draw_panel(axes, each, pictures, pair, title + f"{int(each.near.sum())} of {COUNT} mixtures beside a parent")
-    mixed = Mixtures(source, max(encoder.size for encoder in encoders), decoder_of(encoders[0]), recipe)
+    mixed = Mixtures(source, max(encoder.size for encoder in encoders), encoders[0].decoder(source), recipe)
     partner = COUNT - 1 - pair
     tiles = [(str(index), pictures[index], "") for index in (pair, partner)]
     for index in (pair, partner):
@@ -124,7 +124,7 @@ def draw_tsne_mixtures(
 def place(encoder: LoadedEncoder, source: Subset, recipe: Recipe, work: Work) -> Placed:
     """Features of images and mixtures, on one map."""
     plain = l2_normalize(features_of(encoder, source, work)["avgpool"])
-    mixtures = Mixtures(source, encoder.size, decoder_of(encoder), recipe)
+    mixtures = Mixtures(source, encoder.size, encoder.decoder(source), recipe)
     mixed = l2_normalize(features_of(encoder, mixtures, work)["avgpool"])
     own = torch.arange(len(plain))
     partner = own.flip(0)
