@@ -109,10 +109,12 @@ def test_the_two_fast_solvers(folder: Path) -> None:
 def test_everything_that_labels_allow(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run_folder(tmp_path / "first")
     found = evaluate_all(str(path), data=str(folder), epochs=1, batch_size=30, **QUICK)
-    assert [result.protocol for result in found] == [each.name for each in protocols() if each.name != "detection"]
+    others = ("segmentation", "detection")
+    assert [result.protocol for result in found] == [each.name for each in protocols() if each.name not in others]
     text = capsys.readouterr().out
     assert "left out detection: it needs boxes and a recipe" in text
-    assert text.count("left out") == 1
+    assert "left out segmentation: it needs a class for every pixel, and the training images of" in text
+    assert text.count("left out") == 2
     assert len(results.read(path)) == 7
     by_name = {result.protocol: result for result in found}
     assert list(by_name["semi-supervised"].metrics) == ["1 % top-1", "10 % top-1"]
@@ -139,9 +141,9 @@ def test_everything_of_pixels_leaves_out_what_has_to_be_trained(
         run("semi-supervised", "pixels", folder)
 
 
-def test_label_sets_are_for_svms(voc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_label_sets_are_for_svms_and_masks_for_segmentation(voc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = evaluate_all("small", data=str(voc), fast=True, **QUICK)
-    assert [result.protocol for result in found] == ["svm", "low-shot"]
+    assert [result.protocol for result in found] == ["svm", "low-shot", "segmentation"]
     assert "left out knn: it needs one class per image, and the images of" in capsys.readouterr().out
     with pytest.raises(ValueError, match="knn cannot be used: it needs one class per image"):
         run("knn", "small", voc)
