@@ -91,12 +91,12 @@ def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
 
 def fill_in(settings: dict[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
     """Settings with the folders of encoders in place of their keys."""
-    filled = {}
+    filled: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
             filled[name] = fill_in(value, folders)
         else:
-            filled[name] = folders.get(value, value) if isinstance(value, str) else value
+            filled[name] = folders.get(str(value), value)
     return filled
 
 
@@ -126,7 +126,7 @@ def has_settings_of(run: StudyRun, config: dict[str, Any]) -> bool:
 
 def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False, began: str = "") -> results.RunResult:
     """Evaluate the encoder by every column of the run."""
-    began = time.process_time()
+    start = time.process_time()
     metrics: dict[str, float] = {}
     descriptions: dict[str, str] = {}
     evaluated: dict[str, dict[str, Any]] = {}
@@ -143,7 +143,7 @@ def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False, be
         descriptions[column] = f"{metric}; {result.description} On {result.data}."
         evaluated[column] = plain(result.settings, column)
         warnings |= dict.fromkeys(result.warnings)
-    seconds = time.process_time() - began
+    seconds = time.process_time() - start
     environment = describe_environment()
     return results.RunResult(
         data=run.data,

@@ -372,7 +372,7 @@ def name_encoders(
     study: str, settings: dict[str, Any], encoders: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Write @KEY, a hash of its settings, where settings have @NAME; returns the settings of each by key."""
-    used = {}
+    used: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
             used |= name_encoders(study, value, encoders)

@@ -129,8 +129,9 @@ def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
             for each in comparisons
             if (each.row.data, each.row.label) == row
         }
-        texts = [f"**{text}**" if text.endswith(("ahead", "behind")) else text for text in map(cells.get, plan.columns)]
-        table.append([inline(join_labels(*row)), *map(str, texts)])
+        texts = [cells[column] for column in plan.columns]
+        shown = [f"**{text}**" if text.endswith(("ahead", "behind")) else text for text in texts]
+        table.append([inline(join_labels(*row)), *shown])
     correction = {"holm": "Holm's method", "bonferroni": "Bonferroni's"}[plan.correction]
     lines = [
         f"Planned comparisons with {inline(study.baseline)} at equal compute: mean of the paired differences, its "

@@ -94,7 +94,7 @@ def test_two_machines_share_a_study(tmp_path: Path) -> None:
     study = grid.read(str(tmp_path / "shared.yaml"))
     for run in study.runs:
         results.append(invented(run, 50.0), tmp_path / "made.jsonl")
-    (tmp_path / "copy.py").write_text(COPY.replace('sys.argv[0] + "made.jsonl"', repr(str(tmp_path / "made.jsonl"))))
+    (tmp_path / "instead.py").write_text(COPY.replace('sys.argv[0] + "made.jsonl"', repr(str(tmp_path / "made.jsonl"))))
     script = tmp_path / "machine.py"
     script.write_text(
         "import sys\n"
@@ -102,7 +102,7 @@ def test_two_machines_share_a_study(tmp_path: Path) -> None:
         "from mixview.experiments import runner, spec\n"
         "runner.LOOK_EVERY = 0.2\n"
         "study, name = spec.read('shared.yaml'), sys.argv[1]\n"
-        "command = (sys.executable, '-S', 'copy.py')\n"
+        "command = (sys.executable, '-S', 'instead.py')\n"
         "print(runner.Runner(study, Path('out'), Path(name), machine=name, command=command).run())\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
