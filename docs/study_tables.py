@@ -94,12 +94,15 @@ def difference(each: Comparison, column: str) -> Difference:
 
 def table() -> str:
     """The table in Markdown."""
-    lines = [["images", "epochs", "method", "mixed", "compared with", "seeds", *COLUMNS.values()]]
+    lines = [["runs", "mixed", "compared with", *COLUMNS.values()]]
+    above = ""
     for each in COMPARISONS:
         found = [difference(each, column) for column in COLUMNS]
-        mixed = each.objective.replace("half of the images mixed", "BSIM, half of the images")
-        words = [each.setting, str(each.epochs), each.method, mixed, each.against, str(found[0].pairs)]
-        lines.append([*words, *map(str, found)])
+        runs = f"{each.method}, {each.setting}, {each.epochs} epochs, {found[0].pairs} seeds"
+        mixed = each.objective.replace(HALF, "BSIM, half of the images")
+        texts = [str(value).replace(", ", ",\N{NO-BREAK SPACE}") for value in found]
+        lines.append(["" if runs == above else runs, mixed, each.against, *texts])
+        above = runs
     return "\n".join(tables.markdown(lines))
 
 

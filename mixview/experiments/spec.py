@@ -144,6 +144,8 @@ class StudyRun:
 def flat_settings(config: PretrainConfig) -> dict[str, Any]:
     """The settings of a pretraining that decide its result, under dotted names."""
     settings: dict[str, Any] = plain(to_plain(config), "settings")
+    if config.accelerator == "cpu" and config.precision == "auto":
+        settings["precision"] = "32-true"  # what auto is there, and what results say
     return flatten({name: value for name, value in settings.items() if name not in RUNTIME_SETTINGS}, empty=True)
 
 
