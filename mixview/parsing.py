@@ -54,7 +54,7 @@ class Formatter(DefaultHelpFormatter):
 
     def __init__(self, prog: str, *args: Any, **kwargs: Any) -> None:
         width = min(HELP_WIDTH, shutil.get_terminal_size().columns)
-        super().__init__(prog, *args, **{"width": width} | kwargs)
+        super().__init__(prog, *args, **{"width": width} | kwargs)  # type: ignore[no-untyped-call]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if text.startswith(EXAMPLES) else super()._fill_text(text, width, indent)
@@ -292,7 +292,7 @@ def teach(parser: Parser, first: Sequence[str], examples: Sequence[str]) -> None
             groups[-1]._group_actions.extend(chosen)
             options._group_actions[:] = [action for action in options._group_actions if action not in chosen]
     options.title = "other options"
-    parser._action_groups[:] = [positionals, *groups, options, *nested]
+    parser._action_groups = [positionals, *groups, options, *nested]
 
 
 def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: str) -> None:

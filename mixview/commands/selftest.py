@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 import mixview
 from mixview.distributed import average_gradients, synchronize_batch_norm
@@ -293,7 +293,7 @@ def compare_processes(device: torch.device) -> Iterator[Row]:
     check = f"SyncBN, two processes ({'NCCL' if gpus > 1 else 'gloo, on the CPU'})"
     kind = "cuda" if gpus > 1 else "cpu"
     with tempfile.TemporaryDirectory() as folder, exact_float32():
-        mp.spawn(train_rank, (kind, folder), nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(train_rank, (kind, folder), nprocs=2)
         ranks = [torch.load(Path(folder) / str(rank), weights_only=True) for rank in range(2)]
         losses, weights = train(small_method("byol"), torch.device(kind))
     loss = difference([torch.tensor([rank["losses"] for rank in ranks]).mean(0)], [torch.tensor(losses)])
