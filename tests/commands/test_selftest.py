@@ -98,7 +98,7 @@ def test_processes_that_differ_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         for rank in range(2):
             torch.save({"losses": losses, "weights": [1.01 * each for each in weights]}, Path(arguments[1]) / str(rank))
 
-    monkeypatch.setattr(selftest.mp, "spawn", start)
+    monkeypatch.setattr(selftest, "spawn", start)
     assert next(compare_processes(CPU)).verdict == "FAILED"
 
 

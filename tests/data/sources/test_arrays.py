@@ -71,7 +71,7 @@ def test_encoded_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"images": IMAGES.astype(np.float32)}, ["float32", "uint8"]),
+        ({"images": IMAGES.astype(np.complex64)}, ["complex64", "store numbers"]),
         ({"images": IMAGES, "labels": LABELS[:3]}, ["5 images and 3 labels"]),
         ({"images": IMAGES, "labels": LABELS / 2}, ["float64", "integers"]),
         ({"stuff": IMAGES}, ["holds stuff and no images"]),

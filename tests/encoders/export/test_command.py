@@ -23,6 +23,8 @@ from mixview.encoders.export.command import FORMATS, export
 from mixview.encoders.export.detectron2 import load_detectron2
 from mixview.encoders.export.huggingface import preprocessor_config
 from mixview.encoders.importing import import_encoder
+from mixview.encoders.loading import describe_normalize
+from mixview.encoders.transforms import IMAGENET
 from tests.data.writing import REAL
 from tests.encoders.test_encoder_file import disturbed
 
@@ -60,7 +62,8 @@ def trained(folder: Path, name: str, size: int, channels: int) -> Path:
     backbone = disturbed(backbones.build(name, size=size, channels=channels))
     folder.mkdir(parents=True)
     path = folder / "encoder.safetensors"
-    save_encoder(path, backbone.encoder, backbone.spec, {"method": "mocov2", "objective": "bsim", "epoch": "200"})
+    about = {"method": "mocov2", "objective": "bsim", "epoch": "200"} | describe_normalize(IMAGENET)
+    save_encoder(path, backbone.encoder, backbone.spec, about)
     return path
 
 
