@@ -98,7 +98,7 @@ def test_there_is_one_list_and_it_is_in_the_order_of_cost() -> None:
     names = [each.name for each in protocols()]
     assert sorted(names) == sorted(PROTOCOLS.names())
     assert names == [
-        *("knn", "svm", "low-shot", "linear", "probe", "semi-supervised", "supervised", "detection"),
+        *("knn", "svm", "low-shot", "linear", "segmentation", "probe", "semi-supervised", "supervised", "detection"),
     ]
     assert all(len([base for base in each.__mro__ if issubclass(base, Protocol)]) == 2 for each in protocols())
 
