@@ -123,11 +123,15 @@ class Estimate:
         return trained and any(costs.evaluation.has(evaluation) for costs in known)
 
     def seconds(self, runs: Iterable[StudyRun]) -> float:
-        """Core time of these runs. Those that share an encoder train it once."""
+        """Core time of these runs. Those that share an encoder train it once, and ask it the same only once."""
         total = 0.0
         trained: set[str] = set()
+        evaluated: set[tuple[Any, ...]] = set()
         for run in runs:
             training, evaluation = kinds_of(run.resolved, run.eval_data, run.evaluate)
+            if (run.encoder_name, *evaluation) in evaluated:
+                continue
+            evaluated.add((run.encoder_name, *evaluation))
             total += rate_of(evaluation, self.own.evaluation, self.foreign.evaluation, DEFAULT_EVALUATION_SECONDS)
             if run.encoder is None and run.encoder_key not in trained:
                 trained.add(run.encoder_key)

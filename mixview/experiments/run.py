@@ -33,7 +33,7 @@ PARENT = "MIXVIEW_STUDY_PROCESS"
 
 TRUST = "--trust_remote_code"
 
-RESOLVED = ("size", "augment", "method.")
+RESOLVED = ("augment", "cache_size", "method.", "normalize", "precision", "size", "value_range")
 """Settings, or the first part of their names, that a run resolves itself where they are not given."""
 
 COLLAPSE_METRICS = ("std", "effective_rank", "alignment", "uniformity")
@@ -120,7 +120,7 @@ def has_settings_of(run: StudyRun, config: dict[str, Any]) -> bool:
     return all(
         then.get(name) == value
         for name, value in run.resolved.items()
-        if value is not None or not name.startswith(RESOLVED)
+        if value not in (None, "auto") or not name.startswith(RESOLVED)
     )
 
 

@@ -55,7 +55,9 @@ def test_studies_share_what_both_ask_for_under_their_own_names(tmp_path: Path) -
     assert results.find(evaluated_otherwise, tmp_path) is None
     other_images = replace(run, eval_data=run.eval_data | {"test": "test"})
     assert results.find(other_images, tmp_path) is None
-    assert results.find(replace(run, settings=run.settings | {"accelerator": "cuda"}), tmp_path) is not None
+    on_cuda = run.settings | {"accelerator": "cuda"}
+    assert results.find(replace(run, settings=on_cuda | {"precision": "32-true"}), tmp_path) is not None
+    assert results.find(replace(run, settings=on_cuda), tmp_path) is None  # its precision is another
 
 
 def test_a_changed_default_makes_a_result_stale_and_a_new_option_does_not() -> None:

@@ -197,7 +197,7 @@ def test_what_another_study_has_run_meanwhile_is_not_run_again(tmp_path: Path) -
     runner = Runner(study, tmp_path / "out", tmp_path / "runs", command=fails)
     for run in (first, second):
         results.append(invented(run, 30.0), results.path_of("trial", tmp_path / "out"))
-    runner.run_all([first, second], Estimate(study.runs, {}))
+    runner.run_all([[first], [second]], Estimate(study.runs, {}))
     assert not runner.failed
 
 
