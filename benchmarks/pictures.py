@@ -4,7 +4,8 @@
 
 Writes docs/overview.png (images, mixtures, and a map of the features of the demonstration's WBSIM run),
 docs/mixtures.png (`mixview figure mixtures`) and docs/report.png, docs/explorer.png: the demonstration's report in the
-system's Chromium, one image of it chosen. `--only overview` writes the first alone.
+system's Chromium, one image of it chosen. Runs examples/quickstart.ipynb and keeps its output. `--only overview` or
+`--only notebook` does one alone.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import nbformat
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from nbclient import NotebookClient
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from sklearn.manifold import TSNE
@@ -28,6 +31,7 @@ from mixview.data import Scenes
 from mixview.report import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
+NOTEBOOK = DOCS.parent / "examples" / "quickstart.ipynb"
 WIDTH = 1200
 
 
@@ -122,12 +126,31 @@ def photograph(report: Path) -> None:
         browser.close()
 
 
+def execute_notebook() -> None:
+    """Run the notebook, and keep of its output what it prints and its pictures: no warnings, no HTML."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    with tempfile.TemporaryDirectory() as folder:
+        NotebookClient(notebook, startup_timeout=600, resources={"metadata": {"path": folder}}).execute()
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [
+            each for each in cell.outputs if each.get("name") == "stdout" or "image/png" in each.get("data", {})
+        ]
+    nbformat.write(notebook, NOTEBOOK)
+    print(f"wrote {NOTEBOOK}: {NOTEBOOK.stat().st_size / 1e3:.0f} kB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--demo", type=Path, default=Path("demo"), help="the folder that `make demo` left")
-    parser.add_argument("--only", choices=("overview",), help="write this picture alone")
+    parser.add_argument("--only", choices=("overview", "notebook"), help="write this alone")
     options = parser.parse_args()
-    if options.only:
+    if options.only == "notebook":
+        execute_notebook()
+        return
+    if options.only == "overview":
         draw_overview(options.demo / "wbsim")
         return
     report = options.demo / "report.html"
@@ -136,6 +159,7 @@ def main() -> None:
     draw_overview(options.demo / "wbsim")
     draw_mixtures()
     photograph(report)
+    execute_notebook()
 
 
 if __name__ == "__main__":
