@@ -237,7 +237,11 @@ COMMANDS: dict[str, Command | Group] = {
         },
         ("data list", "data show photos/ --augment mocov2"),
     ),
-    "selftest": Command("Check mixview on this machine's accelerator.", "mixview.commands.selftest:selftest"),
+    "selftest": Command(
+        "Check mixview on this machine's accelerator.",
+        "mixview.commands.selftest:selftest",
+        ("selftest", "selftest --device cuda --rounds 50"),
+    ),
     "study": Group(
         "Run many trainings that answer one question.",
         {

@@ -40,9 +40,9 @@ MANY = 9
 GROUPS: dict[str, str] = {
     "images": """data train test test_data validation split validation_split kind data_options labels size channels
         resize augment normalize value_range min_crop_scale cache cache_size exact_decoding""",
-    "encoder": "backbone weights stem zero_init drop_path stage patches trust_remote_code",
+    "encoder": "backbone weights stem zero_init drop_path freeze stage patches trust_remote_code",
     "training": """recipe epochs iterations batch_size lr schedule accumulate_grad_batches grad_cache sync_bn seed
-        trials resume max_time""",
+        trials stop_if_worse resume max_time""",
     "devices and speed": """device devices nodes accelerator precision workers augment_device channels_last compile
         profile""",
 }

@@ -47,6 +47,7 @@ SMALLER = {
     "figure tsne-classes": "--workers 0 --classes 3 --images 4 --augmentations 2 --samples 1 --data imagenette/",
     "figure cost": "--methods [simclr] --backbone small --size 16 --rounds 1",
     "data make": "--count 20",
+    "selftest": "--device cpu --checks [memory] --rounds 1",
     "study (show|list|merge)": "",
     "study": "--max-time 1s",
 }

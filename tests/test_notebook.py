@@ -19,7 +19,9 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert cells[0].source.startswith("count, epochs, size = ")
     cells[0].source += "\ncount, epochs, size = 80, 1, 16\nscenes = {'count': count, 'size': size}"
-    NotebookClient(notebook, timeout=300, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(
+        notebook, timeout=300, startup_timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     assert (tmp_path / "runs" / "quickstart" / "encoder.safetensors").is_file()
     assert list(tmp_path.glob("exported*"))
 
