@@ -163,7 +163,7 @@ def test_the_table_sorts(page: "sync_api.Page") -> None:
 
 def test_switching_runs_changes_every_part(page: "sync_api.Page") -> None:
     wanted = "<img src=x onerror=alert(2)>"
-    page.get_by_label("with").select_option(label=wanted)
+    page.get_by_role("combobox", name="with").select_option(label=wanted)
     for part in ("explorer", "findings", "neighbors", "confusions", "views"):
         assert page.locator(f"#{part} h3", has_text=wanted).count() >= 1, part
     assert page.locator(".map").nth(1).get_attribute("data-run") == wanted
