@@ -44,7 +44,7 @@ def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, op
         "workers": 0,
     }
     settings |= {"split": split} if split else {}
-    settings |= {"monitor.estimate": "false", "monitor.tensorboard": "false", "monitor.eval_every": epochs}
+    settings |= {"monitor.estimate": "false", "monitor.loggers": "none", "monitor.eval_every": epochs}
     if recipe.startswith("continue/"):
         settings |= {"weights": out.parent / f"first-{seed}"}
     command = [sys.executable, "-m", "mixview.cli", "pretrain"]
