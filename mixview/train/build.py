@@ -151,7 +151,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes.append(note)
     if config.precision == "auto":
         config = replace(config, precision=precision_of(fabric))
-        notes.append(PRECISIONS[config.precision])
+        notes.append(PRECISIONS.get(config.precision, f"Precision: {config.precision}."))
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
         notes.append(f"A batch of {config.batch_size} fits.")

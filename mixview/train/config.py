@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from mixview.data.value_range import parse_value_range
 from mixview.extensions import METHODS, MIXERS
 from mixview.options import (
     MAX_SHOWN,
@@ -333,6 +332,8 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        from mixview.data.value_range import parse_value_range  # needs NumPy, which help can do without
+
         parse_value_range(self.value_range)
         object.__setattr__(self, "method", method_config(self.method))
         if self.labels is not None:  # one option of the data, wherever it is opened

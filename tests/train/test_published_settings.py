@@ -231,8 +231,8 @@ ROWS: dict[str, Row] = {
 }
 ROWS["paper/byol-wbsim"] = ROWS["paper/byol-wbsim"]._replace(batches=(4096, 1024))  # 1024 in the paper's cost table
 
-NOT_PUBLISHED = {name for name in recipes.names() if name.startswith("small/")}
-"""Recipes of our own, for little data and few cores."""
+NOT_PUBLISHED = {name for name in recipes.names() if name.startswith(("small/", "continue/"))}
+"""Recipes of our own: for little data and few cores, and for weights to continue from."""
 SWAV = "related/swav"
 NEWER = {"related/barlow-twins", "related/vicreg", "related/mocov3", "vit/mocov3-small", "related/sdmp"}
 SWAV_MULTI_CROP, DINO_SMALL = "related/swav-multi-crop", "vit/dino-small"
@@ -261,6 +261,9 @@ class Images:
 
     def fingerprint(self) -> str:
         return "none"
+
+    def name(self, index: int) -> str:
+        return f"{index}.jpg"
 
 
 class Stub(nn.Module):
