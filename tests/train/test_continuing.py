@@ -143,10 +143,10 @@ def test_the_starting_weights_are_evaluated_and_change_nothing(
 
 
 def assert_same_runs_but_for_evaluations(one: Path, other: Path) -> None:
-    from tests.train.running import assert_same
+    from tests.train.running import assert_same, metrics_of
 
     assert_same(last_state(one), last_state(other))
-    losses = [[each for each in read_metrics(out) if "loss" in each] for out in (one, other)]
+    losses = [[line for line in metrics_of(out) if '"loss"' in line] for out in (one, other)]
     assert losses[0] == losses[1]
 
 

@@ -122,7 +122,7 @@ def test_a_full_disk_costs_nothing_but_the_checkpoint(whole: Path, tmp_path: Pat
 
 
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
-    process = start(command(tmp_path / "run"), tmp_path / "log", limit=1500)
+    process = start(command(tmp_path / "run"), tmp_path / "log", limit=2500)
     process.join(60)
     said = (tmp_path / "log").read_text()
     assert process.exitcode == 1, said
