@@ -47,6 +47,9 @@ PLANNED, ADDED, CHANGED, OLDER = (
 )
 """What a result is with regard to the plan: only the first can be confirmatory."""
 
+NOT_PLANNED = ("monitor", "accelerator", "devices", "nodes", "workers")
+"""Settings that are no part of a plan: where a run works, and how it is monitored."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -130,7 +133,14 @@ def plan_hash(definition: Mapping[str, Any]) -> str:
             str(value): each for value, each in definition.get(axis, {}).items() if str(value) not in added - kept
         }
     earlier = sorted({value["best_of"] for grid in planned for value in references(grid)})
-    return digest([content, planned, [plan_hash(read_definition(name)) for name in earlier]])
+    return digest([without_monitoring(content), planned, [plan_hash(read_definition(name)) for name in earlier]])
+
+
+def without_monitoring(content: Any) -> Any:
+    """Settings without those that change no result, and so may change after the plan."""
+    if not isinstance(content, dict):
+        return content
+    return {key: without_monitoring(value) for key, value in content.items() if key not in NOT_PLANNED}
 
 
 def references(grid: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -143,6 +143,8 @@ def test_the_hash_is_of_all_that_was_planned() -> None:
 
     assert hashed() == hashed()
     assert hashed(about={"what": "in other words"}) == hashed()
+    assert hashed(settings=planned()["settings"] | {"workers": 4, "monitor": {"keep": 3}}) == hashed()
+    assert hashed(settings=planned()["settings"] | {"epochs": 5}) != hashed()
     assert hashed(seeds=[0]) != hashed()
     assert hashed(plan=planned()["plan"] | {"margin": 1.0}) != hashed()
     changed = planned()
