@@ -384,7 +384,7 @@ def name_encoders(
                 raise ValueError(
                     f"the study {study} has no {brief(label)} among its encoders{hint(label, [*encoders])}"
                 )
-            key = digest(flat_settings(from_plain(copy.deepcopy(encoders[label]))))
+            key = digest(encoders[label])  # as given: a new option, or another default, makes no other encoder
             settings[name] = ENCODER + key
             used[key] = encoders[label]
     return used
