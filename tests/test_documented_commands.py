@@ -31,7 +31,10 @@ EVALUATE_LITTLE = "--size 16 --workers 0"
 DETECT_LITTLE = """--trials 1 --iterations 2 --batch_size 2 --devices 1 --precision 32-true --max_test_images 3
     --workers 0
     --precise_bn 1 --model.regions 8 --model.proposals 10 --scales.train [32] --scales.test 32 --scales.longest 64"""
+CONTINUE_LITTLE = f"{LEARN_LITTLE} --epochs 3"
 SMALLER = {
+    "pretrain .*continue/vit": f"{CONTINUE_LITTLE} --size 28 --backbone small-vit --freeze 2 --weights runs/some-vit",
+    "pretrain .*continue/": f"{CONTINUE_LITTLE} --backbone resnet18 --stem standard --weights runs/first",
     "pretrain .*--resume": "--epochs 3",
     "pretrain .*--devices": f"{LEARN_LITTLE} --devices 1",
     "pretrain": LEARN_LITTLE,
@@ -81,6 +84,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         several = [Scenes(12, 32, 0, split, "multiple") for split in ("train", "test", "val")]
         write(several[:2], "voc", "voc", progress=False)
         shutil.move("voc/VOCdevkit", "VOCdevkit")
+        shutil.copytree("VOCdevkit/VOC2007", "VOCdevkit/VOC2012")
         write([several[0], several[2]], "coco", "coco", progress=False)
         Path("study/confirm").mkdir(parents=True)
         for name in ("study.yaml", "results.jsonl"):
@@ -93,7 +97,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.save({"epoch": 200, "arch": "resnet50", "state_dict": weights}, "moco_v2_200ep_pretrain.pth.tar")
         Path("mine.yaml").write_text("base: small/cpu-simclr\ndata: photos/\nepochs: 3\n")
         learn = ["pretrain", "--data", "photos/", *LEARN_LITTLE.split()]
+        labels = [f"{number}.jpg,{'oak' if number % 2 else 'ash'}" for number in range(len(scenes))]
+        Path("labels.csv").write_text("\n".join(["path,label", *labels]) + "\n")
+        main([*learn, "--backbone", "small-vit", "--objective", "sim", "--size", "28", "--out", "runs/some-vit"])
         main([*learn, "--backbone", "resnet18", "--stem", "standard", "--size", "32", "--out", "runs/first"])
+        main(["evaluate", "knn", "runs/first", "--data", "imagenette/", *EVALUATE_LITTLE.split()])
         for name, objective, alpha in (
             ("sim", "sim", 1),
             ("bsim", "bsim", 1),

@@ -13,7 +13,8 @@ import yaml
 import mixview
 from mixview import recipes
 from mixview.cli import main
-from mixview.encoders.encoder_file import load_encoder
+from mixview.encoders.backbones import build
+from mixview.encoders.encoder_file import load_encoder, save_encoder
 from mixview.extensions import METHODS
 from mixview.methods import BarlowTwinsConfig, MoCo, MoCoV2Config, SwAVConfig, VICRegConfig, Views
 from mixview.runs.checkpoints import Checkpoints
@@ -304,20 +305,19 @@ def test_newer_methods_resume_bit_for_bit(method: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
-    """Its settings go through the command line as they are, but for their size."""
+    """Its settings go through the command line as they are, but for their size and that of the network."""
     settings = recipes.read(name).settings
+    vit = settings["backbone"].startswith("timm/vit")
+    backbone = "small-vit" if vit else "small" if "weights" in settings else "tests.train.running:backbone"
     arguments = ["pretrain", "--recipe", name, "--out", str(tmp_path / "run")]
-    arguments += [
-        "--data",
-        "scenes",
-        "--data-options",
-        '{"count": 16, "size": 16}',
-        "--size",
-        "16",
-        "--batch_size",
-        "16",
-    ]
-    arguments += ["--epochs", "1", "--backbone", "tests.train.running:backbone", "--workers", "0"]
+    size = 28 if vit else 16  # local crops of 12 pixels, three patches wide
+    arguments += ["--data", "scenes", "--data-options", f'{{"count": 16, "size": {size}}}']
+    arguments += ["--size", str(size), "--batch_size", "16"]
+    arguments += ["--epochs", "1", "--backbone", backbone, "--workers", "0"]
+    if "weights" in settings:  # ImageNet's, or those of an earlier run
+        start = build(backbone, size=size)
+        save_encoder(tmp_path / "start.safetensors", start.encoder, start.spec, {})
+        arguments += ["--weights", str(tmp_path / "start.safetensors")]
     arguments += ["--optimizer.warmup_epochs", "0", "--no_monitor.estimate", "--monitor.loggers", "none"]
     arguments += ["--monitor.eval_every", "0", "--monitor.log_every", "1", "--monitor.keep", "1"]
     options = {field.name for field in fields(METHODS.load(settings["method"]["name"]))}
