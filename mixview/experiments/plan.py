@@ -15,10 +15,12 @@
       margin: 0.5
 
 A comparison is one of a row and a column with the baseline of equal compute, over pairs of seeds. Every result has the
-hash of the plan under which it was measured. It is confirmatory only if that is the plan that the study has now, the
-run was part of it, and the run began after the plan's date.
+hash of the plan under which it was measured. It is confirmatory only if that is the plan that the study has now (or
+another that decides something and has the same document), the run was part of it, and the run began after the plan's
+date.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from mixview.experiments.definitions import AXES, read_definition
+from mixview.experiments.definitions import AXES, names, read_definition
 from mixview.experiments.slugs import digest
 from mixview.options import brief
 
@@ -155,7 +157,15 @@ def standing(study: "Study", run: "StudyRun", result: "RunResult") -> str:
         return ADDED
     if not result.plan or datetime.fromisoformat(result.began or result.made) < study.plan.time:
         return OLDER
-    return PLANNED if result.plan == run.plan else CHANGED
+    return PLANNED if result.plan in {run.plan, *study.sister_plans} else CHANGED
+
+
+def sister_plans(plan: Plan) -> frozenset[str]:
+    """The hashes of all confirmatory plans with the document of this one: their studies share runs."""
+    if not (plan.confirmatory and plan.document):
+        return frozenset()
+    definitions = [each for each in map(read_definition, names()) if each.get("plan", {}).get("confirmatory")]
+    return frozenset(plan_hash(each) for each in definitions if each["plan"].get("document") == plan.document)
 
 
 class Comparison(NamedTuple):
@@ -215,21 +225,52 @@ def values_of(study: "Study", row: "Row", column: str) -> dict[int, float]:
     return row._replace(results=confirmatory).values(column)
 
 
+class PlannedRows(NamedTuple):
+    """The rows that were planned to be compared, of a method in a regime."""
+
+    method: str
+    data: str
+    count: int
+    """Those that wait for an earlier study are among them."""
+
+
+def planned_rows(study: "Study") -> list[PlannedRows]:
+    """The rows of each method and regime that were planned to be compared with the baseline."""
+    counts: dict[tuple[str, str], int] = {}
+    objectives = study.definition.get("objectives", {})
+    for grid in study.definition.get("grids", [{}]):
+        if "added" in grid:
+            continue
+        others = [
+            each
+            for each in grid.get("objectives", objectives)
+            if isinstance(each, dict)
+            or (str(each) != study.baseline and "encoder" not in (objectives[str(each)] or {}))
+        ]
+        for method in grid.get("methods", study.definition.get("methods", {})):
+            for data in grid.get("data", study.definition.get("data", {})):
+                key = str(method), str(data)
+                counts[key] = counts.get(key, 0) + len(grid.get("variants", [""])) * len(others)
+    return [PlannedRows(*key, count) for key, count in counts.items() if count]
+
+
+def missing_rows(study: "Study", comparisons: Iterable[Comparison]) -> list[PlannedRows]:
+    """The planned rows that are not there yet, because an earlier study has not chosen them."""
+    there = {(each.row.method, each.row.data, each.row.variant, each.row.objective) for each in comparisons}
+    found = Counter(key[:2] for key in there)
+    return [
+        each._replace(count=each.count - found[each[:2]])
+        for each in planned_rows(study)
+        if each.count > found[each[:2]]
+    ]
+
+
 def count_comparisons(study: "Study", plan: Plan) -> dict[str, int]:
     """The number of planned comparisons by family, those that wait for an earlier study among them."""
     counts: dict[str, int] = {}
-    objectives = study.definition.get("objectives", {})
-    for grid in study.definition.get("grids", [{}]):
-        given = grid.get("objectives", objectives)
-        trained = [each for each in given if isinstance(each, dict) or "encoder" not in (objectives[str(each)] or {})]
-        others = [each for each in trained if isinstance(each, dict) or str(each) != study.baseline]
-        if "added" in grid:
-            continue
-        for method in grid.get("methods", study.definition.get("methods", {})):
-            family = str(method) if plan.family == "method" else ""
-            data = grid.get("data", study.definition.get("data", {}))
-            size = len(data) * len(grid.get("variants", [""])) * len(others) * len(plan.columns)
-            counts[family] = counts.get(family, 0) + size
+    for each in planned_rows(study):
+        family = each.method if plan.family == "method" else ""
+        counts[family] = counts.get(family, 0) + each.count * len(plan.columns)
     return counts
 
 
@@ -238,41 +279,48 @@ class Decision(NamedTuple):
 
     method: str
     objective: str
-    final: bool
-    """Whether all planned comparisons of the method are there."""
     reason: str
+    done: int
+    """How many of its planned comparisons are there."""
+    planned: int
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing is open that could change it."""
+        return self.done == self.planned
 
 
 def decide(study: "Study", comparisons: Iterable[Comparison]) -> list[Decision]:
     """The default of each method, by the rule of the plan.
 
-    A candidate has a row in every regime of the method. It is admitted if its mean is nowhere more than the margin
-    behind the baseline's, if no verdict is that it is behind, and if one is that it is ahead. Of those admitted the one
-    that is ahead most often wins, and of equals the one with the larger mean difference. Without any, it is the
-    baseline.
+    A candidate has a row in every regime of the method. It is admitted if none of its comparisons is open, if its mean
+    is nowhere more than the margin behind the baseline's, if no verdict is that it is behind, and if one is that it is
+    ahead. Of those admitted the one that is ahead most often wins, and of equals the one with the larger mean
+    difference. Without any, it is the baseline.
     """
     plan, baseline = study.plan, study.baseline
     assert plan is not None
     assert baseline is not None
     every = list(comparisons)
-    planned = count_comparisons(study, plan)
+    planned = planned_rows(study)
     decisions = []
-    for method in dict.fromkeys(each.row.method for each in every):
+    for method in dict.fromkeys(each.method for each in planned):
         mine = [each for each in every if each.row.method == method]
-        regimes = {each.row.data for each in mine}
-        count = planned.get(method, 0) if plan.family == "method" else len(mine)
-        final = len(mine) >= count and all(each.verdict != "open" for each in mine)
+        regimes = {each.data for each in planned if each.method == method}
         admitted: list[tuple[int, float, str]] = []
         refused: list[str] = []
         for objective in dict.fromkeys(each.row.objective for each in mine):
             own = [each for each in mine if each.row.objective == objective]
             if {each.row.data for each in own} != regimes:
                 continue
-            differences = [each.difference.mean for each in own if each.difference is not None]
+            closed = [each for each in own if each.verdict != "open"]
+            differences = [each.difference.mean for each in closed if each.difference is not None]
             ahead = sum(each.verdict == "ahead" for each in own)
             worst = min(differences, default=0.0)
             if worst < -plan.margin or any(each.verdict == "behind" for each in own):
                 refused.append(f"{objective} is {-worst:.1f} points behind somewhere")
+            elif len(closed) < len(own):
+                refused.append(f"{len(own) - len(closed)} of the {len(own)} comparisons of {objective} are open")
             elif not ahead:
                 refused.append(f"{objective} is ahead nowhere")
             else:
@@ -282,5 +330,6 @@ def decide(study: "Study", comparisons: Iterable[Comparison]) -> list[Decision]:
             reason = f"ahead in {ahead} comparisons, {mean:+.1f} points in the mean"
         else:
             objective, reason = baseline, "; ".join(refused) or "no candidate has a row in every regime"
-        decisions.append(Decision(method, objective, final, reason))
+        count = len(plan.columns) * sum(each.count for each in planned if each.method == method)
+        decisions.append(Decision(method, objective, reason, sum(each.verdict != "open" for each in mine), count))
     return decisions

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixview.experiments.plan import Comparison, compare_rows
+from mixview.experiments.plan import Comparison, PlannedRows, compare_rows, missing_rows
 from mixview.experiments.results import RunResult
 from mixview.experiments.slugs import digest, slug
 from mixview.experiments.spec import Study
@@ -45,9 +45,10 @@ def draw_all(study: Study, results: dict[str, RunResult], folder: Path) -> dict[
     written: dict[Path, str] = {}
     stems: set[str] = set()
     if study.plan is not None and study.plan.confirmatory:
-        comparisons = [each for each in compare_rows(study, rows_of(study, results)) if each.difference is not None]
-        if comparisons:
-            figure = plot_differences(comparisons, str(study.baseline), study.plan.margin)
+        comparisons = compare_rows(study, rows_of(study, results))
+        if any(each.difference is not None for each in comparisons):
+            missing = missing_rows(study, comparisons)
+            figure = plot_differences(comparisons, str(study.baseline), study.plan.margin, missing)
             description = f"difference to {study.baseline} at equal compute"
             written[save(figure, folder / f"{slug(study.name)}-differences")] = description
     rows = [row for row in rows_of(study, results) if row.results]
@@ -253,48 +254,68 @@ def plot_final(rows: Sequence[Row], baseline: str | None, column: str) -> Any:
     return figure
 
 
-def plot_differences(comparisons: Sequence[Comparison], baseline: str, margin: float) -> Any:
-    """The difference to the baseline of equal compute in every column, with its interval, row by row."""
+def plot_differences(
+    comparisons: Sequence[Comparison], baseline: str, margin: float, missing: Sequence[PlannedRows] = ()
+) -> Any:
+    """The difference to the baseline of equal compute in every column, with its interval, row by row.
+
+    Args:
+        comparisons: the planned comparisons of the rows that there are.
+        baseline: what they are compared with.
+        margin: how many points a default may be behind.
+        missing: planned rows that are not there yet.
+    """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     columns = list(dict.fromkeys(each.column for each in comparisons))
     colors = dict(zip(columns, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined, unused-ignore]
-    groups = list(dict.fromkeys((each.row.method, each.row.data) for each in comparisons))
-    rows = sorted(
-        dict.fromkeys((each.row.method, each.row.data, each.row.objective) for each in comparisons),
-        key=lambda row: groups.index(row[:2]),
-    )
-    figure = Figure(figsize=(8.5, 1.2 + 0.42 * len(rows)), layout="constrained")
+    variants = Counter(group[:2] for group in {each.row.group for each in comparisons})
+    own = [
+        (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
+        for row in (each.row for each in comparisons)
+    ]
+    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.count})") for each in missing)])
+    methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
+    rows = sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
+    figure = Figure(figsize=(8.5, 1.4 + 0.36 * len(rows)), layout="constrained")
     axis = figure.subplots()
-    for each in comparisons:
+    for each, key in zip(comparisons, own, strict=True):
         difference = each.difference
         if difference is None:
             continue
-        row = rows.index((each.row.method, each.row.data, each.row.objective))
-        place = row + 0.22 * (columns.index(each.column) - (len(columns) - 1) / 2)
+        place = rows.index(key) + 0.22 * (columns.index(each.column) - (len(columns) - 1) / 2)
         low, high = (difference.mean if end is None else end for end in (difference.low, difference.high))
         axis.errorbar(
             difference.mean, place, xerr=[[difference.mean - low], [high - difference.mean]], capsize=2, markersize=5,
-            color=colors.get(each.column, "tab:gray"), fmt="o",
+            color=colors.get(each.column, "tab:gray"), fmt="o", alpha=0.35 if each.verdict == "open" else 1,
             markerfacecolor=None if each.verdict in ("ahead", "behind") else "white",
         )  # fmt: skip
-    for number in range(1, len(rows)):
-        if rows[number][:2] != rows[number - 1][:2]:
-            axis.axhline(number - 0.5, color="lightgray", linewidth=0.8)
+    labels = []
+    for number, row in enumerate(rows):
+        shown = [each for each, key in zip(comparisons, own, strict=True) if key == row]
+        if not any(each.difference for each in shown):
+            axis.text(0.01, number, "open", transform=axis.get_yaxis_transform(), color="gray", fontsize=8, va="center")
+        pairs = [each.difference.pairs if each.difference else 0 for each in shown if each.verdict == "open"]
+        seeds = len(shown[0].row.runs) if shown else 0
+        labels.append(join_labels(*row) + (f" ({min(pairs)} of {seeds} seeds)" if pairs else ""))
+        if number and row[:2] != rows[number - 1][:2]:
+            new_method = row[0] != rows[number - 1][0]
+            axis.axhline(number - 0.5, color="gray" if new_method else "lightgray", linewidth=0.8)
     axis.axvline(0, color="black", linewidth=0.8)
     axis.axvline(-margin, color="gray", linestyle=":", linewidth=1)
-    axis.set_yticks(range(len(rows)), [join_labels(*row) for row in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), labels, fontsize=8)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", alpha=0.2)
     axis.set_xlabel(f"difference to {baseline} at equal compute, points", fontsize=8)
-    for column in columns:
-        axis.plot([], [], "o", color=colors.get(column, "tab:gray"), label=column)
-    axis.legend(fontsize=7, frameon=False, loc="best")
+    handles = [Line2D([], [], marker="o", color=colors.get(column, "tab:gray"), label=column) for column in columns]
+    figure.legend(handles=handles, fontsize=7, frameon=False, loc="outside lower center", ncols=len(columns))
     title = (
-        f"Mean over seeds and its interval; filled: ahead or behind after correction; dotted: {margin:g} points behind."
+        "Mean over seeds and its interval, not corrected; filled: ahead or behind after correction; pale: seeds are "
+        f"missing; dotted: {margin:g} points behind."
     )
-    figure.suptitle(title, fontsize=8)
+    figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=8)
     return figure
 
 

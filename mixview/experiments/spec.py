@@ -43,7 +43,7 @@ from mixview.experiments.checks import check
 from mixview.experiments.definitions import AXES, hint, read_definition
 from mixview.experiments.evaluations import trains_network
 from mixview.experiments.passes import Passes, count_passes
-from mixview.experiments.plan import Plan, plan_hash
+from mixview.experiments.plan import Plan, plan_hash, sister_plans
 from mixview.experiments.slugs import digest, slug
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
@@ -187,6 +187,11 @@ class Study:
         """What was planned, if anything was."""
         content = self.definition.get("plan")
         return None if content is None else Plan(**content)
+
+    @cached_property
+    def sister_plans(self) -> frozenset[str]:
+        """The hashes of other plans under which its results can be measured, too."""
+        return frozenset() if self.plan is None else sister_plans(self.plan)
 
     @property
     def columns(self) -> list[str]:

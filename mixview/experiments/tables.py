@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, plan_hash, standing
+from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, standing
 from mixview.experiments.results import RunResult
 from mixview.experiments.spec import IMAGES, Study, StudyRun
 from mixview.experiments.stats import compare, summarize
@@ -72,7 +72,8 @@ def render(study: Study, results: dict[str, RunResult]) -> str:
     if what := study.about.get("what"):
         lines += [inline(what), ""]
     complete = done == total and not study.waiting
-    state = "Complete" if complete else f"**Partial: {done} of {total} runs are done**"
+    others = ", and others wait for earlier studies" if study.waiting else ""
+    state = "Complete" if complete else f"**Partial: {done} of {total} runs are done{others}**"
     dates = sorted(inline(result.made[:10]) for result in results.values())
     when = f"; measured {' to '.join(dict.fromkeys((dates[0], dates[-1])))}" if dates else ""
     hours = core_hours(results.values())
@@ -87,6 +88,7 @@ def render(study: Study, results: dict[str, RunResult]) -> str:
         lines += [
             f"### {inline(data or study.name)}",
             "",
+            *regime_note(data, study),
             *metric_table(part, study),
             "",
             *above_random(part, study.baseline),
@@ -132,6 +134,9 @@ def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
         texts = [cells[column] for column in plan.columns]
         shown = [f"**{text}**" if text.endswith(("ahead", "behind")) else text for text in texts]
         table.append([inline(join_labels(*row)), *shown])
+    for missing in missing_rows(study, comparisons):
+        label = join_labels(missing.data, missing.method, f"not chosen yet ({missing.count})")
+        table.append([inline(label), *("open" for _ in plan.columns)])
     correction = {"holm": "Holm's method", "bonferroni": "Bonferroni's"}[plan.correction]
     lines = [
         f"Planned comparisons with {inline(study.baseline)} at equal compute: mean of the paired differences, its "
@@ -142,10 +147,16 @@ def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
     ]
     if plan.rule:
         for each in decide(study, comparisons):
-            state = "" if each.final else " so far: not all of its comparisons are there"
-            lines.append(inline(f"- Default of {each.method}{state}: {each.objective} ({each.reason})."))
+            state = "" if each.final else f" so far, with {each.done} of {each.planned} comparisons"
+            lines.append(f"- {inline(f'Default of {each.method}{state}: {each.objective} ({each.reason}).')}")
         lines.append("")
     return lines
+
+
+def regime_note(data: str, study: Study) -> list[str]:
+    """What a dataset of the study stands for, where it decides defaults; other studies of the plan may change it."""
+    text = study.plan.regimes.get(data) if study.plan is not None and study.plan.rule else None
+    return [] if text is None else [f"{inline(text)}.", ""]
 
 
 def standing_of(row: Row, study: Study) -> str:

@@ -1,5 +1,6 @@
 """Plans: what was there before the results, what is decided by them, and what earlier studies choose."""
 
+import itertools
 import shutil
 import subprocess
 from dataclasses import replace
@@ -7,7 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 import yaml
 
 from mixview.experiments import definitions, plots, results, tables
@@ -57,7 +60,8 @@ def test_what_is_ahead_behind_or_undecided() -> None:
         "BSIM": "undecided",
         "half": "undecided",
     }
-    assert decision(study, made(study, {"BSIM": -2.0, "half": 2.0}))[:3] == ("MoCo v2", "half", True)
+    decided = decision(study, made(study, {"BSIM": -2.0, "half": 2.0}))
+    assert (decided.method, decided.objective, decided.final) == ("MoCo v2", "half", True)
     assert decision(study, made(study, {"BSIM": 1.0, "half": 2.0})).objective == "half"
     assert decision(study, made(study, {"BSIM": 0.0, "half": 0.0})).objective == "SIM"
 
@@ -78,6 +82,89 @@ def test_a_default_is_nowhere_behind_by_more_than_the_margin() -> None:
     assert decided(-0.4).objective == "half"
     assert decided(-0.6).objective == "SIM"
     assert "half is 0.6 points behind somewhere" in decided(-0.6).reason
+
+
+def test_a_default_is_not_chosen_by_comparisons_that_are_open() -> None:
+    """Ahead in one regime, and not yet measured in all of the other: it is not known to be nowhere behind."""
+    text = planned()
+    text["data"]["other"] = text["data"]["scenes"] | {"data_options": {"count": 32, "size": 16}}
+    study = grid.expand("trial", text)
+    found = made(study, {"BSIM": -2.0, "half": 2.0})
+    assert decision(study, found).objective == "half"
+    partial = {run.name: found[run.name] for run in study.runs if run.data != "other" or run.seed < 7}
+    decided = decision(study, partial)
+    assert (decided.objective, decided.done, decided.planned) == ("SIM", 2, 4)
+    assert decided.reason == "BSIM is 2.0 points behind somewhere; 1 of the 2 comparisons of half are open"
+    shown = tables.render(study, partial)
+    assert "\n- Default of MoCo v2 so far, with 2 of 4 comparisons: SIM (BSIM is" in shown
+
+
+def test_rows_that_are_not_chosen_yet_are_open(tmp_path: Path) -> None:
+    """They are in the table, the figure and the correction, and without them nothing becomes the default."""
+    first = trial(seeds=[100], match_compute="epochs")
+    first["objectives"] |= {"half": {"objective": "bsim", "mixing": {"prob": 0.5}}}
+    name = str(tmp_path / "screen.yaml")
+    text = planned()
+    text["data"]["other"] = first["data"]["other"] = text["data"]["scenes"]
+    Path(name).write_text(yaml.safe_dump(first | {"grids": [{"objectives": ["SIM", "half"], "data": ["other"]}]}))
+    chosen = [{"best_of": name}, {"best_of": name}]
+    text["grids"] = [
+        {"data": ["scenes"], "objectives": ["SIM", "half"]},
+        {"data": ["other"], "objectives": ["SIM", *chosen]},
+    ]
+    study = grid.expand("trial", text)
+    found = made(study, {"half": 2.0})
+    comparisons = plans.compare_rows(study, tables.rows_of(study, found))
+    (one,) = comparisons
+    assert one.verdict == "ahead"
+    assert one.difference is not None
+    assert one.adjusted == pytest.approx(3 * (one.difference.p or 0))
+    assert plans.missing_rows(study, comparisons) == [("MoCo v2", "other", 2)]
+    (decided,) = plans.decide(study, comparisons)
+    assert decided[1:] == ("SIM", "no candidate has a row in every regime", 1, 3)
+    assert "| other · MoCo v2 · not chosen yet (2) | open |" in tables.render(study, found)
+    axis = plots.plot_differences(comparisons, "SIM", 0.5, plans.missing_rows(study, comparisons)).axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == [
+        "MoCo v2 · scenes · half",
+        "MoCo v2 · other · not chosen yet (2)",
+    ]
+    assert [text.get_text() for text in axis.texts] == ["open"]
+
+
+def test_verdicts_agree_with_a_slow_reference() -> None:
+    """Holm's method is closed testing with Bonferroni's: the largest corrected value of all sets that a test is in."""
+    text = planned(evaluate={name: {"protocol": "knn", "k": 5, "metric": "top-1"} for name in "abcd"})
+    text["plan"]["columns"] = list("abcd")
+    study = grid.expand("trial", text)
+    generator = np.random.default_rng(1)
+    for _ in range(10):
+        gains = {name: dict(zip("abcd", generator.normal(0, 0.8, 4), strict=True)) for name in ("BSIM", "half")}
+        found = made(study, {})
+        for run in study.runs:
+            values = {
+                column: 50 + gains.get(run.objective, {}).get(column, 0) + generator.normal() for column in "abcd"
+            }
+            found[run.name] = replace(found[run.name], metrics=values)
+        tests = {}
+        for objective, column in itertools.product(("BSIM", "half"), "abcd"):
+            ours, theirs = (
+                [found[run.name].metrics[column] for run in study.runs if run.objective == name]
+                for name in (objective, "SIM")
+            )
+            tests[objective, column] = scipy.stats.ttest_rel(ours, theirs)
+        sets = [chosen for size in range(1, 9) for chosen in itertools.combinations(tests, size)]
+        for each in plans.compare_rows(study, tables.rows_of(study, found)):
+            key = each.row.objective, each.column
+            reference = max(
+                min(1.0, len(chosen) * min(tests[one].pvalue for one in chosen)) for chosen in sets if key in chosen
+            )
+            assert each.difference is not None
+            assert each.difference.p == pytest.approx(tests[key].pvalue)
+            interval = tests[key].confidence_interval(0.95)
+            assert (each.difference.low, each.difference.high) == pytest.approx((interval.low, interval.high))
+            assert each.adjusted == pytest.approx(reference)
+            expected = ("ahead" if tests[key].statistic > 0 else "behind") if reference < 0.05 else "undecided"
+            assert each.verdict == expected
 
 
 def test_missing_seeds_leave_a_comparison_open_and_count_in_the_correction() -> None:
@@ -137,6 +224,25 @@ def test_rows_that_were_added_later_are_marked_and_decide_nothing() -> None:
     assert "- Default of MoCo v2: half (ahead in 1 comparisons, +2.0 points in the mean)." in shown
 
 
+def test_studies_of_one_document_share_what_they_confirm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that two stages ask for is done once, under the plan of one of them, and counts in both."""
+    plan = planned()["plan"] | {"document": "plan.md"}
+    for name, changes in {"first": {}, "second": {"baseline": "half"}, "chooses": {"confirmatory": False}}.items():
+        own = {key: value for key, value in changes.items() if key == "confirmatory"}
+        text = planned(plan=plan | own, **{key: value for key, value in changes.items() if key == "baseline"})
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(text))
+    monkeypatch.setattr(definitions, "FOLDER", tmp_path)
+    first, second, chooses = (grid.read(name) for name in ("first", "second", "chooses"))
+    assert len({study.runs[0].plan for study in (first, second, chooses)}) == 3
+    gains = {"BSIM": -2.0, "half": 2.0}
+    for study, counts in ((first, True), (chooses, False)):
+        matched = results.match(second.runs, {study.name: list(made(study, gains).values())})
+        assert len(matched) == len(second.runs)
+        assert (
+            "ahead" in verdicts(second, matched).values() or "behind" in verdicts(second, matched).values()
+        ) == counts
+
+
 def test_the_hash_is_of_all_that_was_planned() -> None:
     def hashed(**changes: Any) -> str:
         return plans.plan_hash(planned(**changes))
@@ -162,6 +268,12 @@ def test_the_figure_has_every_method_and_regime(tmp_path: Path) -> None:
         "MoCo v2 · scenes · half",
     ]
     assert "trial-differences.png" in {path.name for path in plots.draw(study, found, tmp_path)}
+    text = planned(variants={"short": {}, "long": {"epochs": 8}})
+    text["grids"] = [{"objectives": ["SIM", "half"], "variants": ["short", "long"]}]
+    study = grid.expand("trial", text)
+    comparisons = plans.compare_rows(study, tables.rows_of(study, made(study, {})))
+    labels = plots.plot_differences(comparisons, "SIM", 0.5).axes[0].get_yticklabels()
+    assert [label.get_text().partition("scenes · ")[2] for label in labels] == ["short · half", "long · half"]
 
 
 def earlier_study(folder: Path) -> dict[str, Any]:
