@@ -127,6 +127,67 @@ def test_two_machines_share_a_study(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "study.yaml"]
 
 
+SLOW = """
+import json, os, sys, time
+runs = [(run["objective"], run["seed"]) for run in json.load(open(sys.argv[1]))]
+time.sleep(0.5)
+if os.getppid() != int(os.environ["MIXVIEW_STUDY_PROCESS"]):
+    sys.exit("the study is gone")
+for line in open("made.jsonl"):
+    result = json.loads(line)
+    if (result["objective"], result["seed"]) in runs:
+        open(sys.argv[3], "a").write(line)
+"""
+"""Stands in for a training that takes a while, and ends with the process that began it."""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no kill -9")
+def test_what_a_killed_machine_had_begun_is_done_by_the_other_once(tmp_path: Path) -> None:
+    text = trial(seeds=[0, 1, 2], match_compute=False)
+    (tmp_path / "shared.yaml").write_text(yaml.safe_dump(text))
+    study = grid.read(str(tmp_path / "shared.yaml"))
+    for run in study.runs:
+        results.append(invented(run, 50.0), tmp_path / "made.jsonl")
+    (tmp_path / "slow.py").write_text(SLOW)
+    script = tmp_path / "machine.py"
+    script.write_text(
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mixview.experiments import claims, runner, spec\n"
+        "runner.LOOK_EVERY = 0.2\n"
+        "claims.Claims.__init__.__defaults__ = (3.0, 0.2)\n"  # expiry, heartbeat
+        "study, name = spec.read('shared.yaml'), sys.argv[1]\n"
+        "command = (sys.executable, '-S', 'slow.py')\n"
+        "print(runner.Runner(study, Path('out'), Path(name), machine=name, command=command).run())\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+    def begin(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(script), name]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+
+    folder = tmp_path / "out" / "shared"
+
+    def done() -> list[tuple[str, int]]:
+        lines = [line for path in folder.glob("results-*.jsonl") for line in path.read_text().splitlines()]
+        return [(each["objective"], each["seed"]) for each in map(json.loads, lines)]
+
+    left = begin("left")
+    wait_for(lambda: len(done()) > 0, seconds=240, what="the first result")
+    right = begin("right")
+    wait_for(lambda: (folder / "results-right.jsonl").exists(), seconds=240, what="the second machine")
+    left.kill()
+    left.communicate()
+    assert right.communicate(timeout=600)[0] == "True\n"
+    assert sorted(done()) == sorted((run.objective, run.seed) for run in study.runs)
+    assert begin("left").communicate(timeout=600)[0] == "True\n"  # nothing is left to do
+    assert len(done()) == len(study.runs)
+    assert list((folder / "claims").iterdir()) == []
+    (folder / "study.yaml").write_text(yaml.safe_dump(text))
+    merge_results(tmp_path / "out")
+    assert len((folder / "results.jsonl").read_text().splitlines()) == len(study.runs)
+
+
 def test_merging_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
     runs = grid.expand("trial", trial()).runs
     results.append(invented(runs[0], 50.0), results.path_of("trial", tmp_path))
