@@ -173,19 +173,23 @@ class Runner:
         """Up to so many of the waiting encoders that can be begun now, taken from the list and claimed."""
         if count < 1 or (self.claims is not None and time.monotonic() < self.next_look):
             return
+        records: results.Records | None = None
         for runs in list(waiting):
             if count < 1:
                 return
             name = runs[0].encoder_name
-            if self.claims is not None and not self.claims.take(name):
+            claimed = self.claims is None or self.claims.take(name)
+            if claimed or records is None:
+                records = results.read_all(self.out)
+            done = results.match(runs, records)  # by another machine or study, in the meantime
+            left = [run for run in runs if run.name not in done]
+            if left and not claimed:
                 continue  # another machine is at it
             waiting.remove(runs)
-            done = results.match(runs, results.read_all(self.out))  # by another machine or study, in the meantime
-            left = [run for run in runs if run.name not in done]
             if left:
                 count -= 1
                 yield left
-            elif self.claims is not None:
+            elif claimed and self.claims is not None:
                 self.claims.release(name)
         self.next_look = time.monotonic() + LOOK_EVERY  # what is left is others': they finish it, or die
 

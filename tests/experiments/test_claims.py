@@ -13,6 +13,7 @@ from mixview.experiments import results
 from mixview.experiments import spec as grid
 from mixview.experiments.claims import Claims
 from mixview.experiments.command import merge_results
+from mixview.experiments.cost import Estimate
 from mixview.experiments.runner import Runner
 from tests.experiments.trials import invented, trial
 from tests.train.running import wait_for
@@ -220,3 +221,17 @@ def test_a_machine_waits_for_what_another_has_begun(tmp_path: Path) -> None:
         runner = Runner(study, tmp_path / "out", tmp_path / "runs", machine="own", command=("false",), seconds=1.5)
         assert not runner.run()
         assert runner.failed == {}
+
+
+def test_a_machine_does_not_wait_for_a_dead_one_that_was_done(tmp_path: Path) -> None:
+    """It was killed between its result and the end of its claim, which has not expired yet."""
+    study = grid.expand("trial", trial(seeds=[0], grids=[{"objectives": ["SIM"]}]))
+    (run,) = study.runs
+    runner = Runner(study, tmp_path / "out", tmp_path / "runs", machine="own", command=("false",), seconds=60)
+    assert runner.claims is not None
+    with runner.claims:
+        assert Claims(runner.claims.folder, "dead").take(run.encoder_name)
+        results.append(invented(run, 50.0), results.path_of("trial", tmp_path / "out", "dead"))
+        runner.run_all([[run]], Estimate(study.runs, {}))
+    assert runner.stop_reason is None
+    assert runner.failed == {}
