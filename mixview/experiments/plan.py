@@ -230,7 +230,7 @@ class PlannedRows(NamedTuple):
 
     method: str
     data: str
-    count: int
+    number: int
     """Those that wait for an earlier study are among them."""
 
 
@@ -259,9 +259,9 @@ def missing_rows(study: "Study", comparisons: Iterable[Comparison]) -> list[Plan
     there = {(each.row.method, each.row.data, each.row.variant, each.row.objective) for each in comparisons}
     found = Counter(key[:2] for key in there)
     return [
-        each._replace(count=each.count - found[each[:2]])
+        each._replace(number=each.number - found[each[:2]])
         for each in planned_rows(study)
-        if each.count > found[each[:2]]
+        if each.number > found[each[:2]]
     ]
 
 
@@ -270,7 +270,7 @@ def count_comparisons(study: "Study", plan: Plan) -> dict[str, int]:
     counts: dict[str, int] = {}
     for each in planned_rows(study):
         family = each.method if plan.family == "method" else ""
-        counts[family] = counts.get(family, 0) + each.count * len(plan.columns)
+        counts[family] = counts.get(family, 0) + each.number * len(plan.columns)
     return counts
 
 
@@ -330,6 +330,6 @@ def decide(study: "Study", comparisons: Iterable[Comparison]) -> list[Decision]:
             reason = f"ahead in {ahead} comparisons, {mean:+.1f} points in the mean"
         else:
             objective, reason = baseline, "; ".join(refused) or "no candidate has a row in every regime"
-        count = len(plan.columns) * sum(each.count for each in planned if each.method == method)
+        count = len(plan.columns) * sum(each.number for each in planned if each.method == method)
         decisions.append(Decision(method, objective, reason, sum(each.verdict != "open" for each in mine), count))
     return decisions

@@ -276,7 +276,7 @@ def plot_differences(
         (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
         for row in (each.row for each in comparisons)
     ]
-    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.count})") for each in missing)])
+    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.number})") for each in missing)])
     methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
     rows = sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
     figure = Figure(figsize=(8.5, 1.4 + 0.36 * len(rows)), layout="constrained")

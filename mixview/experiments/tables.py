@@ -135,7 +135,7 @@ def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
         shown = [f"**{text}**" if text.endswith(("ahead", "behind")) else text for text in texts]
         table.append([inline(join_labels(*row)), *shown])
     for missing in missing_rows(study, comparisons):
-        label = join_labels(missing.data, missing.method, f"not chosen yet ({missing.count})")
+        label = join_labels(missing.data, missing.method, f"not chosen yet ({missing.number})")
         table.append([inline(label), *("open" for _ in plan.columns)])
     correction = {"holm": "Holm's method", "bonferroni": "Bonferroni's"}[plan.correction]
     lines = [
