@@ -94,6 +94,11 @@ class Detection(TrainingConfig, Protocol):
     """How often a run logs and saves, and what it keeps."""
 
     name: ClassVar[str] = "detection"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data VOCdevkit --recipe voc-c4",
+        "runs/first --data coco --recipe small-fpn",
+    )
+    first_options: ClassVar[str] = "data recipe iterations devices resume out"
     cost: ClassVar[float] = 8
     excluded_from_all: ClassVar[str] = "it needs boxes and a recipe: mixview evaluate detection"
     multi_label: ClassVar[bool] = True
