@@ -27,7 +27,8 @@ from mixview.experiments import results
 from mixview.experiments.claims import Claims
 from mixview.experiments.cost import Estimate, Pace
 from mixview.experiments.run import INTERRUPTED, PARENT, TRUST
-from mixview.experiments.spec import Study, StudyRun, to_json
+from mixview.experiments.spec import Study
+from mixview.experiments.study_run import StudyRun, to_json
 from mixview.io.terminal import plain
 from mixview.runs.progress import duration
 from mixview.runs.run_directory import lock_exclusively, read_status
