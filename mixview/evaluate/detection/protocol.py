@@ -21,6 +21,7 @@ from mixview.data.loader import EpochSampler, default_workers
 from mixview.data.sources.base import Source
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.distributed import synchronize_batch_norm
+from mixview.evaluate import training
 from mixview.evaluate.base import EvalContext, Protocol, TrainingStopped
 from mixview.evaluate.detection.drawing import draw_predictions
 from mixview.evaluate.detection.inference import Predictions, predict, recount_statistics
@@ -41,22 +42,7 @@ from mixview.runs.fabric import Fabric
 from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
-MAY_CHANGE = frozenset(
-    {
-        "data",
-        "device",
-        "devices",
-        "encoder",
-        "logging",
-        "max_time",
-        "nodes",
-        "out",
-        "precision",
-        "test_data",
-        "trust_remote_code",
-        "workers",
-    }
-)
+MAY_CHANGE = training.MAY_CHANGE | {"precision"}
 """Settings that a resumed trial may change: they say where, how long and how closely it is logged."""
 NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
