@@ -55,7 +55,7 @@ class Labeled(Source):
         names = [each.strip() for _, label in rows for each in (label.split(";") if several else [label])]
         counts = [len(label.split(";")) if several else 1 for _, label in rows]
         places = np.repeat(indices, counts)
-        numbers, self.classes = number_labels(names, path)
+        numbers, self.classes = number_labels(names)
         if (numbers < 0).any():
             raise SourceError(f"{path} has the label {numbers.min()}: count classes from 0, or give them names")
         present = np.zeros((len(source), int(numbers.max()) + 1), dtype=np.int8)
