@@ -359,9 +359,9 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
 
 
 def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Backbone, list[str]]:
-    """The encoder to train, with the same first weights on every process, and notes about it."""
+    """The encoder to train, and notes about it."""
     assert config.size is not None
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed)  # the same initial weights on every process
     backbone = backbones.build(
         config.backbone,
         size=config.size,
