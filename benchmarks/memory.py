@@ -28,7 +28,7 @@ from mixview.train.memory import step_memory
 
 IMAGENET = 1_281_167
 LIMIT = 1.05
-"""Of WBSIM's peak, relative to BSIM's."""
+"""Highest peak of WBSIM, relative to BSIM's."""
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "simclr": [{"symmetric": False}, {"sdmp": 0.5}],
     "mocov2": [{"sdmp": 0.5}],

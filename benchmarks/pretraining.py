@@ -70,7 +70,7 @@ class Setup(NamedTuple):
     whole: bool
     """From pixels on, not from ready-made views."""
     channels_last: bool
-    """Of mixview, whose default it is; Lightning's Trainer has no such option."""
+    """Channels last: mixview's default; Lightning's Trainer has no such option."""
 
     @property
     def batch(self) -> int:

@@ -40,7 +40,7 @@ class Comparison(NamedTuple):
     objective: str
     baseline: str
     epochs: int
-    """Of the row, not of the baseline, which may train longer."""
+    """Epochs of the row; the baseline may train longer."""
 
 
 CIFAR, PHOTOS, OFTEN = "2,500 of CIFAR-10", "1,500 of Imagenette", "5,000 of CIFAR-10"

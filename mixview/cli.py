@@ -27,9 +27,9 @@ class Command(NamedTuple):
     target: str
     """What is called, as module:name."""
     examples: tuple[str, ...] = ()
-    """Command lines that its help ends with, after `mixview`; a test runs them."""
+    """Command lines that its help ends with, after `mixview`; a test runs them. Protocols have their own."""
     first: str = ""
-    """The options that stand first in its help."""
+    """The options that stand first in its help. Protocols have their own."""
     parse: str = "mixview.parsing:parse"
     """What parses its options and calls it."""
 
@@ -47,55 +47,8 @@ class Group(NamedTuple):
     """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
 
 
-EVALUATE_HELP = {
-    "knn": (("runs/first --data imagenette/", "pixels --data imagenette/ --k 200"), "data test_data k size device out"),
-    "linear": (
-        ("runs/first --data imagenette/ --fast", "moco_v2_200ep_pretrain.pth.tar --data imagenette/"),
-        "data schedule fast epochs devices out",
-    ),
-    "probe": (
-        ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 20 --seed 1"),
-        "data epochs batch_size devices resume out",
-    ),
-    "svm": (
-        ("runs/first --data VOCdevkit/VOC2007", "runs/first --data imagenette/ --stage res4"),
-        "data stage resize size device out",
-    ),
-    "low-shot": (
-        ("runs/first --data VOCdevkit/VOC2007", 'runs/first --data imagenette/ --shots "[1, 8]"'),
-        "data shots samples size device out",
-    ),
-    "semi-supervised": (
-        ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 50"),
-        "data fractions epochs devices resume out",
-    ),
-    "supervised": (
-        ("random --backbone resnet18 --data imagenette/", "runs/first --data imagenette/ --epochs 30"),
-        "data backbone epochs devices resume out",
-    ),
-    "segmentation": (
-        ("runs/first --data VOCdevkit/VOC2012 --test val", "runs/first --data coco --fast"),
-        "data fast epochs size devices out",
-    ),
-    "detection": (
-        ("runs/first --data VOCdevkit --recipe voc-c4", "runs/first --data coco --recipe small-fpn"),
-        "data recipe iterations devices resume out",
-    ),
-}
-"""Examples of each protocol, and the options that stand first in its help."""
-
-
-def evaluation(name: str, summary: str, target: str) -> Command:
-    """The command of a protocol."""
-    examples, first = EVALUATE_HELP.get(name, ((), "data test_data size device seed out"))
-    return Command(summary, target, tuple(f"evaluate {name} {each}" for each in examples), first)
-
-
 EVALUATE = {
-    **{
-        name: evaluation(name, each.summary, f"{each.module}:{each.attribute}")
-        for name, each in PROTOCOLS.builtins.items()
-    },
+    **{name: Command(each.summary, f"{each.module}:{each.attribute}") for name, each in PROTOCOLS.builtins.items()},
     "all": Command(
         "Run every protocol that the labels allow.",
         "mixview.evaluate.all:EvaluateAll",
@@ -336,10 +289,11 @@ def run(arguments: list[str]) -> None:
     from mixview import parsing
 
     parsing.configure()
+    target = load(command.target)
+    first = command.first or getattr(target, "first_options", "")
     examples = [f"mixview {each}" for each in command.examples]
-    load(command.parse)(
-        prog, load(command.target), [expand_home(word) for word in rest], command.first.split(), examples
-    )
+    examples = examples or [f"{prog} {each}" for each in getattr(target, "examples", ())]
+    load(command.parse)(prog, target, [expand_home(word) for word in rest], first.split(), examples)
 
 
 def load(target: str) -> Any:

@@ -44,10 +44,10 @@ def add_commands(parser: argparse.ArgumentParser, commands: Mapping[str, Any]) -
 
 def options(module: str, name: str, prefix: str = "--") -> Iterator[str]:
     """The options of a function, or of a dataclass, its bases and the dataclasses in it."""
-    found = definition(module, name)
-    if found is None:
+    target = definition(module, name)
+    if target is None:
         return
-    module, node = found
+    module, node = target
     if isinstance(node, ast.FunctionDef):
         yield from (f"{prefix}{argument.arg}" for argument in (*node.args.args, *node.args.kwonlyargs))
         return

@@ -288,7 +288,7 @@ _checked_groups: set[str] = set()
 
 
 def check_same_rows(local: Tensor) -> None:
-    """Refuse batches that differ between processes, on every process, where a collective would hang or crash.
+    """Raise, on every process, if batches differ between processes, where a collective would hang or crash.
 
     On the CPU always; on an accelerator, where the question costs a synchronization, the first time only.
     """

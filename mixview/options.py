@@ -92,7 +92,7 @@ SourceOptions = dict[str, str | bool | int | float | None]
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 MAX_SHOWN = 200
 ROOM = "not empty"
-"""Of an `Annotated[str, ROOM]`."""
+"""Marks text that may not be empty: `Annotated[str, ROOM]`."""
 
 
 def check_options(options: Any, group: str = "", prefix: str = "--") -> None:

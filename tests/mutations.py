@@ -663,10 +663,17 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *of(
-        "mixview/evaluate/training.py",
+        "mixview/evaluate/schedule.py",
+        "tests/evaluate/test_linear.py tests/evaluate/test_trained.py",
+        ("nesterov=self.nesterov", "nesterov=False", FROZEN),
+        ("max(1, round(step * length / self.epochs))", "round(step * length / self.epochs)"),
+        ("return (1 + math.cos(math.pi * epoch / self.epochs)) / 2", "return 1.0"),
+        ("self.lr * self.batch_size / 256 if self.scale_lr", "self.lr if self.scale_lr"),
+    ),
+    *of(
+        "mixview/evaluate/classifier.py",
         "tests/evaluate/test_linear.py tests/evaluate/test_trained.py",
         ("std=0.01, generator=generator", "std=0.1, generator=generator"),
-        ("nesterov=self.nesterov", "nesterov=False", FROZEN),
         # Batch norm frozen during fine-tuning, and not frozen under a linear classifier.
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(False)", FROZEN),
         ("self.encoder.train(mode and not self.frozen)", "self.encoder.train(mode)", FROZEN),
@@ -675,9 +682,6 @@ MUTATIONS: list[Mutation] = [
             "StageFeatures(encoder, tuple(heads))",
             "tests/evaluate/test_trained.py::test_fine_tuning_learns_and_leaves_the_encoder_as_it_was",
         ),
-        ("max(1, round(step * length / self.epochs))", "round(step * length / self.epochs)"),
-        ("return (1 + math.cos(math.pi * epoch / self.epochs)) / 2", "return 1.0"),
-        ("self.lr * self.batch_size / 256 if self.scale_lr", "self.lr if self.scale_lr"),
         ("alpha = self.std * torch.randn", "alpha = torch.randn", LIGHTING),
         ("(alpha * torch.tensor(EIGENVALUES))", "alpha", LIGHTING),
         (
@@ -685,18 +689,22 @@ MUTATIONS: list[Mutation] = [
             "view += (self.lighting.shift(generator))",
             "tests/evaluate/test_trained.py::test_training_images_are_cropped_flipped_jittered_lit_and_normalized",
         ),
-        (
-            "notes += synchronize_batch_norm(trained, fabric.device)",
-            "notes += []",
-            "tests/evaluate/test_training_runs.py::test_two_processes_are_one",
-        ),
         ("own = index == torch.arange(len(index)) + block * BLOCK", "own = index >= 0", COUNTED),
         ("ranked[:, :, :top].any(2)", "ranked[:, :, :1].any(2)", COUNTED),
         ("blocks = range(fabric.global_rank, -(-", "blocks = range(fabric.global_rank, (", COUNTED),
+    ),
+    *of(
+        "mixview/evaluate/training.py",
+        "tests/evaluate/test_training_runs.py",
+        (
+            "notes += synchronize_batch_norm(trained, fabric.device)",
+            "notes += []",
+            "::test_two_processes_are_one",
+        ),
         (
             "if resume and finished.is_file():",
             "if False:",
-            "tests/evaluate/test_training_runs.py::test_what_is_finished_is_not_trained_again_by_resume_and_is_without",
+            "::test_what_is_finished_is_not_trained_again_by_resume_and_is_without",
         ),
     ),
     *of(

@@ -24,6 +24,7 @@ from PIL import Image
 from mixview.cli import COMMANDS, Group, main
 from mixview.data.synthetic.scenes import Scenes
 from mixview.data.synthetic.writers import write
+from mixview.extensions import PROTOCOLS
 from tests.test_documents import DOCUMENTS, ROOT, blocks
 
 LEARN_LITTLE = "--size 16 --batch_size 8 --epochs 2 --backbone small --workers 0 --no_monitor.estimate"
@@ -219,6 +220,9 @@ EXAMPLES = [
     for command in COMMANDS.values()
     for each in (command.commands.values() if isinstance(command, Group) else [command])
     for example in each.examples
+]
+EXAMPLES += [
+    f"mixview evaluate {name} {example}" for name in PROTOCOLS.names() for example in PROTOCOLS.load(name).examples
 ]
 FOUND |= {example: example for example in EXAMPLES if example not in DOCUMENTED}
 

@@ -107,6 +107,7 @@ NEAREST_MEAN = '''
 """Classification by the nearest class mean."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -116,6 +117,8 @@ from mixview.evaluate import Protocol
 @dataclass(frozen=True, kw_only=True)
 class NearestMean(Protocol):
     """Evaluate by the nearest class mean."""
+
+    examples: ClassVar[tuple[str, ...]] = ("runs/first --data scenes --power 0.5",)
 
     power: float = 1.0
     """Exponent of the features."""
@@ -214,7 +217,9 @@ def test_evaluate_and_show(folder: Path, own_run: Path) -> None:
     result = json.loads(file.read_text())
     assert result["settings"]["power"] == 0.5
     assert "NearestMean" in succeed(folder, "evaluate", "show", "own")
-    assert "Exponent of the features." in succeed(folder, "evaluate", "means.NearestMean", "--help")
+    text = succeed(folder, "evaluate", "means.NearestMean", "--help")
+    assert "Exponent of the features." in text
+    assert "mixview evaluate means.NearestMean runs/first --data scenes --power 0.5" in text
 
 
 def test_report(folder: Path, own_run: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,31 @@ def test_layers(path: Path) -> None:
         elif first != "mixview" and extra is not None:
             known = first in {"torch", *extra, *sys.stdlib_module_names}
             assert known, f"{part} must do with torch {' and '.join(extra) or 'alone'}, not {name}"
+
+
+def runtime_imports(path: Path, modules: set[str]) -> set[str]:
+    """The modules of mixview that a module imports when it runs, early or late; not those for type checkers alone."""
+    tree = ast.parse(path.read_text())
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    skipped = {id(node) for block in blocks for node in ast.walk(block)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) not in skipped and isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif id(node) not in skipped and isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{each.name}" for each in node.names}
+            found |= names & modules or {node.module}
+    return found & modules
+
+
+def test_no_module_imports_in_a_circle() -> None:
+    paths = {
+        ".".join(("mixview", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+    graph = {name: runtime_imports(path, set(paths)) - {name} for name, path in paths.items()}
+    assert sum(map(len, graph.values())) > len(graph)
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
 
 
 ONLY_TORCH = """

@@ -76,7 +76,7 @@ def make(
     seed: int = 0,
     test_count: int | None = None,
 ) -> None:
-    """Write the embedded data set, scenes, to a new folder.
+    """Write the built-in synthetic dataset, scenes, to a new folder.
 
     Args:
         folder: where to; it must not exist, or be empty.

@@ -28,10 +28,10 @@ def list_recipes() -> None:
     """One line per recipe: its name, whole, and what it is."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for detection, use in USES.items():
-        found = names(detection=detection)
-        longest = max(map(len, found))
+        recipe_names = names(detection=detection)
+        longest = max(map(len, recipe_names))
         say(f"{use}\n")
-        for _, group in groupby(found, key=lambda each: each.partition("/")[0]):
+        for _, group in groupby(recipe_names, key=lambda each: each.partition("/")[0]):
             for each in group:
                 line = f"  {each:{longest}}  {read(each).about.get('what', '')}"
                 say(line if width is None or len(line) <= width else f"{line[: width - 1]}…")

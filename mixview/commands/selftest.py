@@ -38,7 +38,7 @@ Check = Literal["equality", "throughput", "memory", "sync_bn"]
 SMALL: dict[str, Any] = {"hidden": 64, "dim": 32, "queue_size": 64, "prototypes": 32, "synthetic": (8, 4)}
 """Options of methods that make them small."""
 STEPS, IMAGES, SIDE = 3, 16, 32
-"""Of the comparisons: steps, images per step, and pixels per side."""
+"""Steps, images per step, and pixels per side of the comparisons."""
 TOLERANCE = 2e-3
 """The largest relative difference of losses and weights: float32 adds up in another order on every device."""
 

@@ -48,7 +48,7 @@ FORMAT = 1
 
 QUALITY = 95
 SUBSAMPLING = "420"
-"""Of the JPEGs: 1/7 of the bytes of the pixels, at 38 dB. Color at full resolution would be 3 dB better, 30 %
+"""Quality of the JPEGs: 1/7 of the bytes of the pixels, at 38 dB. Color at full resolution would be 3 dB better, 30 %
 larger and a third slower to decode, and most photographs do not have it to begin with."""
 
 SAMPLED = 32
@@ -211,12 +211,12 @@ class ImageCache:
             self._where.fill_(-1)
             end = 0
         if end == 0:
-            found = os.pread(descriptor, HEADER.size, 0)
-            if repair and self._header.startswith(found) and len(found) < HEADER.size:  # new, or killed right away
+            stored = os.pread(descriptor, HEADER.size, 0)
+            if repair and self._header.startswith(stored) and len(stored) < HEADER.size:  # new, or killed right away
                 os.ftruncate(descriptor, 0)
                 write_all(descriptor, self._header)
-                found, size = self._header, HEADER.size
-            if found != self._header:
+                stored, size = self._header, HEADER.size
+            if stored != self._header:
                 raise OSError(errno.EEXIST, "there is another file in its place")
             end = HEADER.size
         while end < size:

@@ -184,8 +184,8 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
             f"{count} images that were sampled have no values but {low:g}, which is no range: give --value_range, the "
             "values of black and white"
         )
-    found = ValueRange(low, high)
-    return Measured(found, f"value_range {found}: {what}")
+    value_range = ValueRange(low, high)
+    return Measured(value_range, f"value_range {value_range}: {what}")
 
 
 def sample_indices(source: Source) -> list[int]:

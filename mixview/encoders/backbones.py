@@ -136,7 +136,7 @@ def construct(
     full_name = short if library in ("mixview", "own") else f"{library}/{short}"
     notes: list[str] = []
     wants_small = stem == "small" or (stem == "auto" and size <= SMALL_IMAGE_SIZE)
-    zero_where_possible, required = zero_init_residual is not False, zero_init_residual is True
+    zero_where_possible = zero_init_residual is not False
 
     if short == "small-vit":
         patch = 4 if wants_small else 16
@@ -157,7 +157,29 @@ def construct(
     if library != "own":
         check_patches(encoder, full_name, size)
 
-    if not is_resnet and required:
+    check_combination(
+        full_name, library, is_resnet, stem=stem, zero_init=zero_init_residual is True, pretrained=pretrained
+    )
+    resolved, stem_notes = fit_stem(
+        encoder, full_name, library, is_resnet, stem=stem, size=size, small=wants_small, pretrained=pretrained
+    )
+    notes += stem_notes
+
+    if library == "torchvision":
+        if channels != 3:
+            change_channels(encoder, channels)
+        if pretrained:
+            notes.append(load_weights(encoder, imagenet_tensors(short, encoder), "ImageNet (torchvision)", full_name))
+    elif pretrained:
+        notes.append("Weights: ImageNet (timm).")
+    return encoder, full_name, resolved, notes
+
+
+def check_combination(
+    full_name: str, library: str, is_resnet: bool, *, stem: Stem, zero_init: bool, pretrained: bool
+) -> None:
+    """Raise if a backbone has no such stem, initialization or weights."""
+    if not is_resnet and zero_init:
         raise ValueError(
             f"zero_init_residual is for ResNets (torchvision's, timm's and small), and {full_name} is not one: "
             "set zero_init_residual to false"
@@ -172,8 +194,22 @@ def construct(
             f"{full_name} has no ImageNet weights: use a torchvision or timm backbone, or pass a file as weights"
         )
 
-    resolved: Stem = "small" if wants_small and library == "mixview" else "standard"
-    if is_resnet and wants_small:
+
+def fit_stem(
+    encoder: nn.Module,
+    full_name: str,
+    library: str,
+    is_resnet: bool,
+    *,
+    stem: Stem,
+    size: int,
+    small: bool,
+    pretrained: bool,
+) -> tuple[Stem, list[str]]:
+    """Give a ResNet for small images the CIFAR stem; returns the stem that the encoder has, and notes about it."""
+    notes: list[str] = []
+    resolved: Stem = "small" if small and library == "mixview" else "standard"
+    if is_resnet and small:
         resolved = "small"
         if library != "mixview":
             make_small_stem(encoder)
@@ -188,15 +224,7 @@ def construct(
         notes.append(
             f"{full_name} is made for large images and keeps its stem: a ResNet may do better at {size} pixels."
         )
-
-    if library == "torchvision":
-        if channels != 3:
-            change_channels(encoder, channels)
-        if pretrained:
-            notes.append(load_weights(encoder, imagenet_tensors(short, encoder), "ImageNet (torchvision)", full_name))
-    elif pretrained:
-        notes.append("Weights: ImageNet (timm).")
-    return encoder, full_name, resolved, notes
+    return resolved, notes
 
 
 # Names

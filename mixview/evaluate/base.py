@@ -181,6 +181,10 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     name: ClassVar[str]
     """Its short name, in tables and results; by default its import path."""
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Arguments of `mixview evaluate NAME`, which its help ends with; a test runs them."""
+    first_options: ClassVar[str] = "data test_data size device seed out"
+    """The options that stand first in its help."""
     cost: ClassVar[float] = math.inf
     """Its place in `mixview evaluate all`, which starts with the cheapest."""
     excluded_from_all: ClassVar[str] = ""

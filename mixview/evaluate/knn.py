@@ -29,6 +29,8 @@ class KNN(Protocol):
     """Votes are weighted exp(cosine / temperature): the smaller, the more the nearest decide."""
 
     name: ClassVar[str] = "knn"
+    examples: ClassVar[tuple[str, ...]] = ("runs/first --data imagenette/", "pixels --data imagenette/ --k 200")
+    first_options: ClassVar[str] = "data test_data k size device out"
     cost: ClassVar[float] = 1
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:

@@ -75,12 +75,12 @@ def open_splits(
     train_source = open_dataset(data, train, **(options or {}))
     train_name = train or str(getattr(train_source, "split", None) or "train")
     others = {name: value for name, value in (options or {}).items() if name != "split"}
-    found = find_test(train_source, data, test, test_data, others)
-    if found is None:
+    test_split = find_test(train_source, data, test, test_data, others)
+    if test_split is None:
         train_source, test_source, note = hold_out(train_source, data, run)
         test_name = "held out"
     else:
-        (test_source, test_name), note = found, ""
+        (test_source, test_name), note = test_split, ""
     description = f"{data}, {train_name} {len(train_source)}, {test_name} {len(test_source)}"
     splits = align_splits(train_source, test_source, description)
     return replace(splits, notes=(note, *splits.notes)) if note else splits
@@ -154,8 +154,8 @@ def held_out_by(run: Path, source: Source) -> Subset | None:
     if image_count(run / "images.npz") != len(source) - len(part):
         return None
     # Of a class with one image the run held out that: no classifier can be trained to know it.
-    known = np.isin(labels[part.indices], np.delete(labels, part.indices))
-    return Subset(source, part.indices[known]) if known.any() else None
+    has_others = np.isin(labels[part.indices], np.delete(labels, part.indices))
+    return Subset(source, part.indices[has_others]) if has_others.any() else None
 
 
 def has_labels(source: Source) -> bool:

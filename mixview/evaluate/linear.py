@@ -19,19 +19,18 @@ from torch import Tensor, nn
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext, LabeledFeatures, Protocol
-from mixview.evaluate.results import percentages
-from mixview.evaluate.training import (
+from mixview.evaluate.classifier import (
     Classifier,
-    ClassifierConfig,
     LabeledImages,
-    Schedule,
-    TrainingRun,
     accuracy,
     head,
     labeled_images,
     train_classifier,
     train_on_features,
 )
+from mixview.evaluate.results import percentages
+from mixview.evaluate.schedule import Schedule
+from mixview.evaluate.training import ClassifierConfig, TrainingRun
 
 ScheduleName = Literal["moco", "moco-code", "byol", "simsiam"]
 
@@ -64,6 +63,11 @@ class Linear(ClassifierConfig, Protocol):
     """With --fast: the optimum (with weight decay chosen on held-out images), or SGD by the schedule."""
 
     name: ClassVar[str] = "linear"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data imagenette/ --fast",
+        "moco_v2_200ep_pretrain.pth.tar --data imagenette/",
+    )
+    first_options: ClassVar[str] = "data schedule fast epochs devices out"
     cost: ClassVar[float] = 4
 
     @property

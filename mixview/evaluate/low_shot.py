@@ -43,6 +43,11 @@ class LowShot(SVMConfig, Protocol):
     """Negatives per positive; by default as many as there are other classes, 19 for VOC."""
 
     name: ClassVar[str] = "low-shot"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data VOCdevkit/VOC2007",
+        'runs/first --data imagenette/ --shots "[1, 8]"',
+    )
+    first_options: ClassVar[str] = "data shots samples size device out"
     cost: ClassVar[float] = 3
     multi_label: ClassVar[bool] = True
 

@@ -15,18 +15,10 @@ from mixview.encoders.features import measure_widths, stages_of
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.classifier import Classifier, LabeledImages, Lighting, head, labeled_images, train_classifier
 from mixview.evaluate.results import percentages
-from mixview.evaluate.training import (
-    Classifier,
-    ClassifierConfig,
-    LabeledImages,
-    Lighting,
-    Schedule,
-    TrainingRun,
-    head,
-    labeled_images,
-    train_classifier,
-)
+from mixview.evaluate.schedule import Schedule
+from mixview.evaluate.training import ClassifierConfig, TrainingRun
 
 SCHEDULE = Schedule(epochs=90, lr=0.01, weight_decay=1e-4, steps=(30, 60, 90), nesterov=True)
 
@@ -45,6 +37,11 @@ class Probe(ClassifierConfig, Protocol):
     """Add AlexNet's PCA noise to the colors of the training images, as OpenSelfSup does."""
 
     name: ClassVar[str] = "probe"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data imagenette/",
+        "runs/first --data imagenette/ --epochs 20 --seed 1",
+    )
+    first_options: ClassVar[str] = "data epochs batch_size devices resume out"
     cost: ClassVar[float] = 5
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:

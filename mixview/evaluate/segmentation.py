@@ -33,16 +33,16 @@ from mixview.encoders.features import PATCHES, PatchMaps, Stage, extract, measur
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import ResizeToSquare, normalized
 from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.classifier import train_on_features
 from mixview.evaluate.labeled import class_names, positions
+from mixview.evaluate.schedule import Schedule
 from mixview.evaluate.training import (
     ClassifierConfig,
-    Schedule,
     TrainingRun,
     epoch_batches,
     image_loader,
     processes_here,
     train_in_folder,
-    train_on_features,
 )
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.lazy import Module
@@ -76,6 +76,11 @@ class Segmentation(ClassifierConfig, Protocol):
     """
 
     name: ClassVar[str] = "segmentation"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data VOCdevkit/VOC2012 --test val",
+        "runs/first --data coco --fast",
+    )
+    first_options: ClassVar[str] = "data fast epochs size devices out"
     cost: ClassVar[float] = 4.5
     multi_label: ClassVar[bool] = True
 
@@ -112,8 +117,8 @@ class Segmentation(ClassifierConfig, Protocol):
             metrics, per_class = score(confusion, segmented.classes)
         else:
             with self.training(context) as run:
-                found = segment_images(context.encoder, segmented, schedule, run, self.stage)
-            metrics, per_class = found["metrics"], found["IoU"]
+                measured = segment_images(context.encoder, segmented, schedule, run, self.stage)
+            metrics, per_class = measured["metrics"], measured["IoU"]
             context.description = (
                 f"{linear}, trained on random square crops, flips and photometric distortion ({schedule.description}); "
                 f"last epoch, {counts}, sliding windows of {context.encoder.size} pixels by half their side, scores "
@@ -367,7 +372,7 @@ class Windows(NamedTuple):
     corners: list[tuple[int, int]]
     """Top and left of each."""
     height: int
-    """Of the resized image."""
+    """Height of the resized image."""
     width: int
     classes: Tensor
     """[H, W] at the resolution of the labels."""

@@ -11,18 +11,11 @@ from mixview.data.sources.splits import Subset, take_files, take_fraction
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.classifier import Classifier, LabeledImages, head, labeled_images, train_classifier
 from mixview.evaluate.labeled import as_tensor
 from mixview.evaluate.results import percentages
-from mixview.evaluate.training import (
-    Classifier,
-    ClassifierConfig,
-    LabeledImages,
-    Schedule,
-    TrainingRun,
-    head,
-    labeled_images,
-    train_classifier,
-)
+from mixview.evaluate.schedule import Schedule
+from mixview.evaluate.training import ClassifierConfig, TrainingRun
 from mixview.options import AtMost, MoreThan, Positive
 
 SCHEDULE = Schedule(epochs=20, lr=0.01, weight_decay=5e-4, steps=(12, 16), factor=0.2)
@@ -45,6 +38,8 @@ class SemiSupervised(ClassifierConfig, Protocol):
     """Learning rate of the classifier, as a multiple of the encoder's."""
 
     name: ClassVar[str] = "semi-supervised"
+    examples: ClassVar[tuple[str, ...]] = ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 50")
+    first_options: ClassVar[str] = "data fractions epochs devices resume out"
     cost: ClassVar[float] = 6
     needs_network: ClassVar[bool] = True
 

@@ -12,9 +12,11 @@ from mixview.encoders import backbones
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext, Protocol
+from mixview.evaluate.classifier import labeled_images
 from mixview.evaluate.results import percentages
+from mixview.evaluate.schedule import Schedule
 from mixview.evaluate.semi_supervised import finetune
-from mixview.evaluate.training import ClassifierConfig, Schedule, labeled_images
+from mixview.evaluate.training import ClassifierConfig
 
 SCHEDULE = Schedule(epochs=90, lr=0.1, weight_decay=1e-4, steps=(30, 60))
 """The usual ImageNet schedule of a ResNet (He et al., 2016)."""
@@ -25,6 +27,11 @@ class Supervised(ClassifierConfig, Protocol):
     """Train the encoder's network from scratch with all labels: the row to compare with."""
 
     name: ClassVar[str] = "supervised"
+    examples: ClassVar[tuple[str, ...]] = (
+        "random --backbone resnet18 --data imagenette/",
+        "runs/first --data imagenette/ --epochs 30",
+    )
+    first_options: ClassVar[str] = "data backbone epochs devices resume out"
     cost: ClassVar[float] = 7
     needs_network: ClassVar[bool] = True
 

@@ -97,6 +97,11 @@ class SVM(SVMConfig, Protocol):
     """What an object marked difficult makes of its image in training: a negative, as published, or nothing."""
 
     name: ClassVar[str] = "svm"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data VOCdevkit/VOC2007",
+        "runs/first --data imagenette/ --stage res4",
+    )
+    first_options: ClassVar[str] = "data stage resize size device out"
     cost: ClassVar[float] = 2
     multi_label: ClassVar[bool] = True
 

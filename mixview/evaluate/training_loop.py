@@ -22,13 +22,14 @@ from mixview.runs.graceful_stop import GracefulStop
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory
+from mixview.runs.trackers import LoggerOptions
 
 if TYPE_CHECKING:
     from mixview.runs.fabric import Fabric
 
 
-class LoggingOptions(Protocol):
-    """How often a run logs and saves, and which loggers it uses."""
+class LoggingOptions(LoggerOptions, Protocol):
+    """How often a run logs and saves, and which trackers it uses."""
 
     @property
     def log_every(self) -> int: ...
@@ -38,15 +39,6 @@ class LoggingOptions(Protocol):
 
     @property
     def keep(self) -> int: ...
-
-    @property
-    def loggers(self) -> str: ...
-
-    @property
-    def project(self) -> str: ...
-
-    @property
-    def tracking_uri(self) -> str | None: ...
 
 
 @dataclass

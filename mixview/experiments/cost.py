@@ -15,7 +15,7 @@ from mixview.data.sources.base import SourceError
 from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import parse_range
 from mixview.experiments.results import RunResult, read
-from mixview.experiments.spec import StudyRun, to_json
+from mixview.experiments.study_run import StudyRun, to_json
 
 DEFAULT_PASS_SECONDS = 7.5e-7
 """Core seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""

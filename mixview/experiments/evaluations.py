@@ -11,7 +11,7 @@ from mixview.extensions import PROTOCOLS
 if TYPE_CHECKING:
     from mixview.evaluate.base import EvalContext
     from mixview.evaluate.results import Result
-    from mixview.experiments.spec import StudyRun
+    from mixview.experiments.study_run import StudyRun
 
 NOT_PROTOCOL_OPTIONS = ("device", "devices", "workers", "out", "trust_remote_code")
 """Options of a protocol that change neither encoder nor images."""

@@ -34,8 +34,9 @@ from mixview.options import brief
 
 if TYPE_CHECKING:
     from mixview.experiments.results import RunResult
-    from mixview.experiments.spec import Study, StudyRun
+    from mixview.experiments.spec import Study
     from mixview.experiments.stats import Difference
+    from mixview.experiments.study_run import StudyRun
     from mixview.experiments.tables import Row
 
 Correction = Literal["holm", "bonferroni"]

@@ -20,7 +20,7 @@ from typing import Any
 from mixview.experiments import evaluations
 from mixview.experiments.renames import FORMAT, SHARED_OPTIONS, translate
 from mixview.experiments.slugs import digest
-from mixview.experiments.spec import MAX_RUNS, StudyRun, default_settings
+from mixview.experiments.study_run import StudyRun, default_settings
 from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (
     MAX_METRICS,
@@ -37,6 +37,8 @@ from mixview.io.records import (
 from mixview.runs.run_directory import lock_exclusively
 
 FILE = "results.jsonl"
+MAX_RUNS = 100_000
+"""Runs of one study, and results in one file."""
 MAX_FAULTS = 5
 """Damaged lines of one file that are described; further ones are counted."""
 

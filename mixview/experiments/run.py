@@ -17,7 +17,7 @@ import torch
 
 from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.experiments import evaluations, results
-from mixview.experiments.spec import ENCODER, StudyRun, from_json
+from mixview.experiments.study_run import ENCODER, StudyRun, from_json
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
 from mixview.io.run_folders import is_run

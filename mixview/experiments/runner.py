@@ -27,7 +27,8 @@ from mixview.experiments import results
 from mixview.experiments.claims import Claims
 from mixview.experiments.cost import Estimate, Pace
 from mixview.experiments.run import INTERRUPTED, PARENT, TRUST
-from mixview.experiments.spec import Study, StudyRun, to_json
+from mixview.experiments.spec import Study
+from mixview.experiments.study_run import StudyRun, to_json
 from mixview.io.terminal import plain
 from mixview.runs.progress import duration
 from mixview.runs.run_directory import lock_exclusively, read_status
@@ -38,7 +39,7 @@ STOP_TIMEOUT = 120.0
 
 CLAIMS = "claims"
 """The folder of a study that says which machine carries out what."""
-LOOK_EVERY = 10.0
+RETRY_SECONDS = 10.0
 """Seconds between two attempts to take over what other machines have claimed."""
 
 
@@ -97,7 +98,7 @@ class Runner:
         if self.cores < 1:
             raise ValueError(f"cores must be at least 1, got {self.cores}")
         self.stop_reason: str | None = None
-        self.next_look = 0.0
+        self.next_retry = 0.0
         self.failed: dict[str, str] = {}
         self.place = self.runs / self.study.name
         self.results_file = results.path_of(self.study.name, self.out, self.machine)
@@ -171,7 +172,7 @@ class Runner:
 
     def next_of(self, waiting: list[list[StudyRun]], count: int) -> Iterator[list[StudyRun]]:
         """Up to so many of the waiting encoders that can be begun now, taken from the list and claimed."""
-        if count < 1 or (self.claims is not None and time.monotonic() < self.next_look):
+        if count < 1 or (self.claims is not None and time.monotonic() < self.next_retry):
             return
         records: results.Records | None = None
         for runs in list(waiting):
@@ -191,7 +192,7 @@ class Runner:
                 yield left
             elif claimed and self.claims is not None:
                 self.claims.release(name)
-        self.next_look = time.monotonic() + LOOK_EVERY  # what is left is others': they finish it, or die
+        self.next_retry = time.monotonic() + RETRY_SECONDS  # what is left is others': they finish it, or die
 
     def time_left(
         self, waiting: list[list[StudyRun]], running: list[Job], estimate: Estimate, pace: Pace

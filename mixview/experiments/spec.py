@@ -30,137 +30,32 @@ A grid with `added: REASON` came after the plan: its rows are marked so, and no 
 
 import copy
 import itertools
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mixview.experiments import results
 from mixview.experiments.checks import check
 from mixview.experiments.definitions import AXES, hint, read_definition
 from mixview.experiments.evaluations import trains_network
 from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.plan import Plan, plan_hash, sister_plans
-from mixview.experiments.slugs import digest, slug
+from mixview.experiments.results import MAX_RUNS, Records
+from mixview.experiments.slugs import digest
+from mixview.experiments.study_run import ENCODER, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
-from mixview.io.records import flatten
 from mixview.options import brief
 from mixview.recipes import merge
-from mixview.runs.run_directory import plain
-from mixview.train.config import PretrainConfig, from_plain, to_plain
+from mixview.train.config import from_plain
 
-if TYPE_CHECKING:
-    from mixview.experiments.results import Records
-
-ENCODER = "@"
-"""What a setting begins with that names an encoder of the study."""
-RUNTIME_SETTINGS = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
-"""Settings for where and how long a run works, which do not change its result."""
-UNTRAINED = Passes(0, 0)
-MAX_RUNS = 100_000
 IMAGES = ("data", "data_options", "split")
 """Settings that decide which images are trained on, and so how many an epoch has."""
 COST_SETTINGS = ("backbone", "stem", "channels", "size", *IMAGES)
 """Settings that change the cost of a pass or an epoch: passes measure compute only where these are the same."""
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """One run and how it is evaluated."""
-
-    study: str
-    data: str
-    method: str
-    variant: str
-    objective: str
-    seed: int
-    settings: dict[str, Any]
-    """Fields of `PretrainConfig`, the seed among them, as plain values and as given."""
-    evaluate: dict[str, dict[str, Any]]
-    """Evaluations by the name of their column: protocol, metric, and options of the protocol."""
-    eval_data: dict[str, Any]
-    """The images to evaluate with: data, train, test …, options of every protocol."""
-    encoder: str | None = None
-    """What is evaluated instead of a pretrained encoder: random or pixels."""
-    matched: str | None = None
-    """The objective of the baseline that costs as much as this run, where the study has one."""
-    passes: Passes = UNTRAINED
-    """Encoder passes per step."""
-    is_matched_baseline: bool = False
-    """A baseline that was added because it costs as much as another run."""
-    encoders: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Settings of the encoders that its settings name as @KEY, by key."""
-    plan: str = ""
-    """The hash of the plan of its study, if there is one."""
-    planned: bool = True
-    """Whether it was part of the study from the beginning."""
-
-    @property
-    def key(self) -> str:
-        """A hash of everything that was set, except for the evaluations."""
-        what = {name: value for name, value in self.settings.items() if name not in RUNTIME_SETTINGS}
-        return digest([what, self.eval_data, self.encoder])
-
-    @property
-    def name(self) -> str:
-        """The name of its files: its labels, and the hash."""
-        return f"{slug(self.data, self.method, self.variant, self.objective, f's{self.seed}')}-{self.key}"
-
-    @cached_property
-    def encoder_key(self) -> str:
-        """A hash of what decides its encoder: runs that differ in labels or in columns have it in common."""
-        return digest([self.resolved, self.settings.get("backbone"), self.encoder])
-
-    @property
-    def encoder_name(self) -> str:
-        """The name of the folder of its encoder, which runs may share."""
-        return f"s{self.seed}-{self.encoder_key}"
-
-    @property
-    def group(self) -> tuple[str, str, str]:
-        """What it has in common with the runs that it is compared with."""
-        return self.data, self.method, self.variant
-
-    @property
-    def epochs(self) -> int:
-        return 0 if self.encoder else int(self.pretraining.epochs)
-
-    @cached_property
-    def pretraining(self) -> PretrainConfig:
-        """The settings of its run, with all defaults."""
-        return from_plain(copy.deepcopy(self.settings))
-
-    @cached_property
-    def resolved(self) -> dict[str, Any]:
-        """Every setting of the run that decides its result, under dotted names, those that are None too."""
-        if self.encoder is not None:
-            return {"encoder": self.encoder, **flatten(self.settings)}
-        return flat_settings(self.pretraining)
-
-
-def flat_settings(config: PretrainConfig) -> dict[str, Any]:
-    """The settings of a pretraining that decide its result, under dotted names."""
-    settings: dict[str, Any] = plain(to_plain(config), "settings")
-    if config.accelerator == "cpu" and config.precision == "auto":
-        settings["precision"] = "32-true"  # what auto is there, and what results say
-    return flatten({name: value for name, value in settings.items() if name not in RUNTIME_SETTINGS}, empty=True)
-
-
-def default_settings(run: StudyRun) -> Mapping[str, Any]:
-    """What the settings of a run are where nothing is given."""
-    if run.encoder is not None:
-        return {}
-    method = run.settings.get("method")
-    return defaults_of(method["name"] if isinstance(method, dict) else method)
-
-
-@cache
-def defaults_of(method: str | None) -> Mapping[str, Any]:
-    """The default settings of a method."""
-    return flat_settings(from_plain({} if method is None else {"method": method}))
 
 
 @dataclass(frozen=True)
@@ -216,7 +111,7 @@ def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_rem
     return expand(Path(name).stem if name.endswith((".yaml", ".yml")) else name, definition, records)
 
 
-def expand(name: str, definition: dict[str, Any], records: "Records | None" = None) -> Study:
+def expand(name: str, definition: dict[str, Any], records: Records | None = None) -> Study:
     """The runs of a study: seed by seed, so that what is there early compares fairly."""
     check(name, definition)
     # YAML reads a value that is called 0.1 or 64 as a number.
@@ -263,15 +158,13 @@ class Choices:
         records: the results that there are, by study.
     """
 
-    def __init__(self, records: "Records") -> None:
+    def __init__(self, records: Records) -> None:
         self.records = records
         self.studies: dict[str, Study] = {}
         self.waiting: dict[str, None] = {}
 
     def best(self, axis: str, reference: Mapping[str, Any], data: str, method: str, taken: list[str]) -> str | None:
         """The value of an axis that was best in an earlier study, beside those taken; None until it is complete."""
-        from mixview.experiments import results
-
         name, data, method = reference["best_of"], reference.get("data", data), reference.get("method", method)
         if name not in self.studies:
             self.studies[name] = read(name, self.records)
@@ -448,13 +341,3 @@ def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> lis
 def equally_expensive(run: StudyRun, other: StudyRun) -> bool:
     """Whether a pass costs the same in both, and an epoch has equally many."""
     return all(run.settings.get(name) == other.settings.get(name) for name in COST_SETTINGS)
-
-
-def to_json(runs: Sequence[StudyRun]) -> str:
-    """Runs for another process."""
-    return json.dumps([asdict(run) for run in runs])
-
-
-def from_json(text: str) -> list[StudyRun]:
-    """The runs that `to_json` wrote."""
-    return [StudyRun(**(content | {"passes": Passes(*content["passes"])})) for content in json.loads(text)]

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, standing
 from mixview.experiments.results import RunResult
-from mixview.experiments.spec import IMAGES, Study, StudyRun
+from mixview.experiments.spec import IMAGES, Study
 from mixview.experiments.stats import compare, summarize
+from mixview.experiments.study_run import StudyRun
 from mixview.io.terminal import inline
 
 

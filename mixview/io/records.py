@@ -20,7 +20,6 @@ from mixview.io.yaml_files import parse_yaml
 
 MAX_BYTES = 1 << 25
 MAX_METRICS = 1 << 26
-MAX_YAML = 1 << 16
 MAX_VALUES = 1_000_000
 MAX_DEPTH = 32
 LARGEST_WHOLE = 1 << 64

@@ -46,12 +46,12 @@ class Recipe(NamedTuple):
         """What it is made for, if it says so."""
         if "hardware" not in self.about:
             return None
-        found = re.fullmatch(r"(\d+) × (\S+)-(\d+)GB", self.about["hardware"])
-        if found is None:
+        match = re.fullmatch(r"(\d+) × (\S+)-(\d+)GB", self.about["hardware"])
+        if match is None:
             raise ValueError(
                 f"the recipe {self.name} names the hardware {self.about['hardware']!r}: write it as 8 × V100-32GB"
             )
-        return Hardware(int(found[1]), found[2], int(found[3]))
+        return Hardware(int(match[1]), match[2], int(match[3]))
 
 
 DETECTION = "detection/"
@@ -109,11 +109,11 @@ def text_of(name: str) -> str:
             raise ValueError(f"there is no recipe file {own}: give a path, or one of the names in `mixview recipes`")
         return read_text(own)
     group, _, file = name.partition("/")
-    found = resources.files("mixview") / "recipes" / group / f"{file}.yaml"
-    if not file or not found.is_file():
+    resource = resources.files("mixview") / "recipes" / group / f"{file}.yaml"
+    if not file or not resource.is_file():
         hint = did_you_mean(name, [*names(), *names(detection=True)], cutoff=0.4) or ": `mixview recipes` lists them"
         raise ValueError(f"there is no recipe {name}{hint}")
-    return found.read_text(encoding="utf-8")
+    return resource.read_text(encoding="utf-8")
 
 
 def merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:

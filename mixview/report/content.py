@@ -18,7 +18,7 @@ from mixview.report.confusions import confuse
 from mixview.report.curves import follow, time_shares
 from mixview.report.derived import Mixtures
 from mixview.report.embedding import MIXED, NEIGHBORS, Embedding, Work, aligned, embed
-from mixview.report.findings import judge_collapse
+from mixview.report.findings import detect_collapse
 from mixview.report.reproducing import command
 from mixview.report.runs import Gathered, ReportRun
 from mixview.report.showing import Data, ImageSet, changed_data, held_out, open_data, original_images, read_images
@@ -241,7 +241,7 @@ def findings_of(embedding: Embedding, run: ReportRun) -> dict[str, Any]:
     return findings._asdict() | {
         "duplicates": [group._asdict() for group in findings.duplicates],
         "clusters": [group._asdict() for group in findings.clusters],
-        "collapse": judge_collapse(embedding.raw, logged)._asdict(),
+        "collapse": detect_collapse(embedding.raw, logged)._asdict(),
     }
 
 

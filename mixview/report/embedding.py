@@ -62,7 +62,7 @@ class Embedding:
     findings: Findings
     """What they say of the images without labels."""
     size: int
-    """Of the images that the encoder was shown."""
+    """Input size of the encoder in pixels."""
     decoder: Decoder
 
 

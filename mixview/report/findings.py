@@ -78,7 +78,7 @@ def typical(features: Tensor, members: npt.NDArray[np.int64]) -> Group:
     return Group(len(members), members[order.numpy()].tolist())
 
 
-def judge_collapse(features: Tensor, logged: dict[str, float]) -> Collapse:
+def detect_collapse(features: Tensor, logged: dict[str, float]) -> Collapse:
     """Whether features [N, D] of N images have collapsed, or the projections that the loss saw.
 
     Args:

@@ -100,7 +100,7 @@ class WaitingTime:
 
     @property
     def share(self) -> float:
-        """Of this time, how much was waiting."""
+        """Share of this time that was waiting, 0 to 1."""
         return self.waited / self.seconds if self.seconds else 0.0
 
     def is_long(self) -> bool:
@@ -123,5 +123,5 @@ def explain_waiting(share: float, rate: float, workers: int, remedies: list[str]
     """
     who = {0: "this process decodes", 1: "1 worker decodes"}.get(workers, f"{workers} workers decode")
     speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
-    found = f"The network waits {share:.0%} of the time: {who} {speed} images/s.".replace("%", " %")
-    return f"{found} Remedies: {'; '.join(remedies)}." if remedies else found
+    sentence = f"The network waits {share:.0%} of the time: {who} {speed} images/s.".replace("%", " %")
+    return f"{sentence} Remedies: {'; '.join(remedies)}." if remedies else sentence

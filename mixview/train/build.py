@@ -320,21 +320,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         device=fabric.device if config.augment_device == "device" else None,
         exact_decoding=config.exact_decoding,
     )
-    torch.manual_seed(config.seed)  # the same initial weights on every process
-    backbone = backbones.build(
-        config.backbone,
-        size=config.size,
-        channels=config.channels,
-        stem=config.stem,
-        weights=config.weights,
-        zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
-        drop_path=config.drop_path,
-    )
-    notes = list(backbone.notes)
-    if config.freeze is not None:
-        notes.append(freeze(backbone.encoder, config.backbone, config.freeze))
-    for crop in sorted({view.size for view in policy} - {config.size}):
-        backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)
+    backbone, notes = build_backbone(config, policy)
     steps = config.epochs * batches.batches_per_epoch
     colors = normalize.values(config.channels)
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels, colors)
@@ -370,6 +356,27 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
         save_encoder(Path(config.out) / name, method.encoder, backbone.spec, about)
 
     return Run(config, engine, monitor, export, notes, workers, reading_remedies(config, data, fabric, workers, free))
+
+
+def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Backbone, list[str]]:
+    """The encoder to train, and notes about it."""
+    assert config.size is not None
+    torch.manual_seed(config.seed)  # the same initial weights on every process
+    backbone = backbones.build(
+        config.backbone,
+        size=config.size,
+        channels=config.channels,
+        stem=config.stem,
+        weights=config.weights,
+        zero_init_residual=config.method.zero_init_residual if config.zero_init is None else config.zero_init,
+        drop_path=config.drop_path,
+    )
+    notes = list(backbone.notes)
+    if config.freeze is not None:
+        notes.append(freeze(backbone.encoder, config.backbone, config.freeze))
+    for crop in sorted({view.size for view in policy} - {config.size}):
+        backbones.check_crops(backbone.encoder, config.backbone, size=config.size, crop=crop, channels=config.channels)
+    return backbone, notes
 
 
 def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int) -> list[str]:

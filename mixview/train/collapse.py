@@ -31,7 +31,7 @@ class MixtureFit(NamedTuple):
 
 
 class Diagnostics(NamedTuple):
-    """The figures of one look at a representation."""
+    """Measures of a representation at one step."""
 
     std: float
     effective_rank: float
@@ -153,7 +153,7 @@ def verdict(diagnostics: Diagnostics, dim: int) -> str | None:
 
 
 def exact(features: Tensor) -> Tensor:
-    """The features in float64 on the CPU, refused where they are not at least two rows of finite numbers."""
+    """The features in float64 on the CPU; raise if they are not at least two rows of finite numbers."""
     if features.ndim != 2 or len(features) < 2:
         raise ValueError(f"diagnostics need the features [N, D] of at least 2 images, got {list(features.shape)}")
     features = features.detach().cpu().double()

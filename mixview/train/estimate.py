@@ -105,15 +105,15 @@ def largest_batch(
     first = min(top, max(1, start // multiple))
     if device.type == "cpu":
         measure, free = peak or peak_memory, available or available_memory
-        found = predict_limit(lambda n: measure(lambda: try_batch(n * multiple), device), first, top, free, share)
+        count = predict_limit(lambda n: measure(lambda: try_batch(n * multiple), device), first, top, free, share)
     else:
-        found = search_limit(lambda n: fits(lambda: try_batch(n * multiple), device), first, top)
-    if found < 1:
+        count = search_limit(lambda n: fits(lambda: try_batch(n * multiple), device), first, top)
+    if count < 1:
         raise MemoryError(
             f"not even a batch of {multiple} fits in the memory of this {device.type}: use smaller images, a smaller "
             "backbone, or half precision"
         )
-    return found * multiple
+    return count * multiple
 
 
 def search_limit(good: Callable[[int], bool], first: int, top: int) -> int:
@@ -180,18 +180,18 @@ def peak_memory(run: Callable[[], None], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     before, most, done = lifetime_peak(), resident_memory(), threading.Event()
 
-    def watch() -> None:
+    def sample_memory() -> None:
         nonlocal most
         while not done.wait(0.002):
             most = max(most, resident_memory())
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    sampler = threading.Thread(target=sample_memory, daemon=True)
+    sampler.start()
     try:
         run()
     finally:
         done.set()
-        watcher.join()
+        sampler.join()
     after = lifetime_peak()
     return after if after > before else most  # the system's own record is exact, where this run broke it
 

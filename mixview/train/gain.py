@@ -16,8 +16,8 @@ Records = Sequence[Mapping[str, Any]]
 
 def evaluations(records: Records) -> list[Mapping[str, Any]]:
     """The online evaluations among the metrics; nothing if that of the starting weights is not the first."""
-    found = [record for record in records if "loss" not in record and ("knn" in record or "std" in record)]
-    return found if found and found[0]["step"] == 0 else []
+    evaluated = [record for record in records if "loss" not in record and ("knn" in record or "std" in record)]
+    return evaluated if evaluated and evaluated[0]["step"] == 0 else []
 
 
 def accuracies(records: Records) -> list[tuple[int, float]]:
@@ -64,7 +64,7 @@ def compare(records: Records, kept: bool = False) -> str | None:
         records: metrics of the run.
         kept: whether the better of them has been kept by the run itself.
     """
-    pairs, found = accuracies(records), evaluations(records)
+    pairs, evaluated = accuracies(records), evaluations(records)
     if len(pairs) > 1:
         text = f"k-NN {100 * pairs[0][1]:.1f} % → {100 * pairs[-1][1]:.1f} %"
         if not is_worse(records):
@@ -74,12 +74,11 @@ def compare(records: Records, kept: bool = False) -> str | None:
             return f"{text}: the starting weights were better: keep them"
         what = "the starting weights were better" if not best else f"the encoder of step {best} was better"
         return f"{text}: {what}: encoder.safetensors has it, and encoder-last.safetensors the last one"
-    if len(found) < 2:
+    if len(evaluated) < 2:
         return None
-    names = [
-        name for name in ("effective_rank", "std") if all(is_number(each.get(name)) for each in (found[0], found[-1]))
-    ]
-    changes = ", ".join(f"{show(name, found[0][name])} → {found[-1][name]:.3g}" for name in names)
+    first, last = evaluated[0], evaluated[-1]
+    names = [name for name in ("effective_rank", "std") if is_number(first.get(name)) and is_number(last.get(name))]
+    changes = ", ".join(f"{show(name, first[name])} → {last[name]:.3g}" for name in names)
     return f"{changes}; without labels there is no k-NN accuracy to say whether that is better" if names else None
 
 

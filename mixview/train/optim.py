@@ -71,14 +71,17 @@ def layer_scales(method: Method, settings: OptimizerConfig) -> dict[int, float]:
 
 def predictor_apart(method: Method, settings: OptimizerConfig) -> list[nn.Parameter]:
     """The predictor's parameters where they learn at a rate of their own, else none."""
-    asked = {"fixed_predictor_lr": settings.fixed_predictor_lr, "predictor_rate": settings.predictor_rate != 1}
-    if not any(asked.values()):
+    predictor_settings = {
+        "fixed_predictor_lr": settings.fixed_predictor_lr,
+        "predictor_rate": settings.predictor_rate != 1,
+    }
+    if not any(predictor_settings.values()):
         return []
     predictor = getattr(method, "predictor", None)
     if not isinstance(predictor, nn.Module):
-        named = next(name for name, given in asked.items() if given)
+        name = next(name for name, given in predictor_settings.items() if given)
         raise ValueError(
-            f"{named} needs a method with a predictor (BYOL, SimSiam), and {type(method).__name__} has none: leave it "
+            f"{name} needs a method with a predictor (BYOL, SimSiam), and {type(method).__name__} has none: leave it "
             "out"
         )
     return list(predictor.parameters())

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from mixview.evaluate import probe, semi_supervised, supervised
+from mixview.evaluate.classifier import accuracy, head
 from mixview.evaluate.linear import (
     SCHEDULES,
     Standardization,
@@ -17,7 +18,7 @@ from mixview.evaluate.linear import (
     linear_on_images,
     logistic_regression,
 )
-from mixview.evaluate.training import Schedule, accuracy, head
+from mixview.evaluate.schedule import Schedule
 from mixview.runs.checkpoints import Checkpoints
 from tests.evaluate.small_encoders import small
 from tests.evaluate.trainings import task, training_run

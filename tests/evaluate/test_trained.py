@@ -15,19 +15,19 @@ from mixview.data.sources.files import ClassFolders
 from mixview.encoders.loading import LoadedEncoder, Pixels
 from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate import probe, semi_supervised
-from mixview.evaluate.linear import SCHEDULES, Logistic, linear_on_images, logistic_regression
-from mixview.evaluate.supervised import from_scratch
-from mixview.evaluate.training import (
+from mixview.evaluate.classifier import (
     AugmentedImages,
     Classifier,
     LabeledImages,
     Lighting,
-    Schedule,
     accuracy,
     evaluate_classifier,
     head,
     train_on_features,
 )
+from mixview.evaluate.linear import SCHEDULES, Logistic, linear_on_images, logistic_regression
+from mixview.evaluate.schedule import Schedule
+from mixview.evaluate.supervised import from_scratch
 from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.devices import make_fabric
 from tests.evaluate.small_encoders import SIZE, colored, means, small

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from mixview.data.sources.files import ClassFolders
+from mixview.evaluate.classifier import LabeledImages
 from mixview.evaluate.labeled import as_tensor
-from mixview.evaluate.training import LabeledImages, TrainingRun
+from mixview.evaluate.training import TrainingRun
 from mixview.runs.devices import make_fabric
 from tests.evaluate.small_encoders import colors
 

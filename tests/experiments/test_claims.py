@@ -101,7 +101,7 @@ def test_two_machines_share_a_study(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from mixview.experiments import runner, spec\n"
-        "runner.LOOK_EVERY = 0.2\n"
+        "runner.RETRY_SECONDS = 0.2\n"
         "study, name = spec.read('shared.yaml'), sys.argv[1]\n"
         "command = (sys.executable, '-S', 'instead.py')\n"
         "print(runner.Runner(study, Path('out'), Path(name), machine=name, command=command).run())\n"

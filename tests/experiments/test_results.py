@@ -12,19 +12,20 @@ from mixview.evaluate.knn import KNN
 from mixview.experiments import definitions, renames, results
 from mixview.experiments import spec as grid
 from mixview.experiments.cost import DEFAULT_IMAGES, Estimate, Pace
+from mixview.experiments.study_run import StudyRun
 from tests.experiments.trials import invented, trial
 
 ROOT = Path(__file__).parents[2]
 
 
-def saved(out: Path) -> tuple[grid.StudyRun, results.RunResult]:
+def saved(out: Path) -> tuple[StudyRun, results.RunResult]:
     run = grid.expand("trial", trial()).runs[0]
     result = invented(run, 50.0)
     results.append(result, results.path_of("trial", out))
     return run, result
 
 
-def fits(result: results.RunResult, run: grid.StudyRun) -> bool:
+def fits(result: results.RunResult, run: StudyRun) -> bool:
     return results.match_one(run, {"trial": [result]}) is not None
 
 

@@ -19,6 +19,7 @@ from mixview.experiments import run as processes
 from mixview.experiments import spec as grid
 from mixview.experiments.cost import Estimate, measure
 from mixview.experiments.runner import Runner, StudyError, group_by_encoder
+from mixview.experiments.study_run import StudyRun, from_json, to_json
 from mixview.runs.run_directory import RunDirectory
 from tests.experiments.trials import invented, trial
 from tests.train.running import wait_for
@@ -92,7 +93,7 @@ def test_a_run_that_fails_is_named(tmp_path: Path) -> None:
         Runner(grid.expand("bad", text), tmp_path / "out", tmp_path / "runs", command=fails).run()
 
 
-def random_run(seed: int = 0, **columns: object) -> grid.StudyRun:
+def random_run(seed: int = 0, **columns: object) -> StudyRun:
     text = trial(grids=[{"methods": [""], "objectives": ["random"], "seeds": [seed]}], evaluate=columns)
     (run,) = grid.expand("evaluated", text).runs
     return run
@@ -154,7 +155,7 @@ def detect(self: Detection) -> Result:
 
 def test_a_run_travels_between_processes_as_json() -> None:
     runs = list(grid.expand("trial", trial()).runs)
-    assert grid.from_json(grid.to_json(runs)) == runs
+    assert from_json(to_json(runs)) == runs
 
 
 def test_a_run_that_was_begun_under_other_defaults_is_not_evaluated(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_run_whose_study_is_gone_already_ends(tmp_path: Path) -> None:
     nobody.wait()
     description = tmp_path / "run.json"
     text = trial(settings={"epochs": 10_000}, grids=[{"objectives": ["SIM"]}], seeds=[0])
-    description.write_text(grid.to_json(grid.expand("trial", text).runs[:1]))
+    description.write_text(to_json(grid.expand("trial", text).runs[:1]))
     command_line = [
         sys.executable,
         "-m",
@@ -238,7 +239,7 @@ def test_runs_that_differ_in_labels_or_columns_share_an_encoder(
     monkeypatch.setattr(processes, "evaluate", lambda *a, **b: evaluated.append(a[0].objective) or evaluate(*a, **b))
     monkeypatch.setattr(processes, "exit_when_orphaned", lambda parent: None)
     description, path = tmp_path / "runs.json", results.path_of("trial", tmp_path / "out")
-    description.write_text(grid.to_json(groups[0]))
+    description.write_text(to_json(groups[0]))
     assert processes.main([str(description), str(tmp_path / "run"), str(path)]) == 0
     assert len(trained) == 1
     assert evaluated == ["SIM", "more"]  # the other is the same by another name

@@ -9,6 +9,7 @@ import yaml
 
 from mixview.experiments import definitions
 from mixview.experiments import spec as grid
+from mixview.experiments.study_run import StudyRun
 from tests.experiments.trials import trial
 
 
@@ -101,7 +102,7 @@ def test_choices_are_made_on_images_that_are_not_the_test_set() -> None:
     assert not scenes_of(chosen) & scenes_of(reported)
 
 
-def scenes_of(runs: Iterable[grid.StudyRun]) -> set[int]:
+def scenes_of(runs: Iterable[StudyRun]) -> set[int]:
     return {run.eval_data["data_options"]["seed"] for run in runs}
 
 

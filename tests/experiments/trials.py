@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from mixview.experiments.results import RunResult
-from mixview.experiments.spec import StudyRun
+from mixview.experiments.study_run import StudyRun
 
 TRIAL: dict[str, Any] = {
     "about": {"what": "A trial.", "cost": "seconds"},

@@ -6,7 +6,7 @@ import torch
 from mixview.encoders.search import Neighbors
 from mixview.losses import l2_normalize
 from mixview.report.embedding import cluster, others
-from mixview.report.findings import OUTLIERS, find, judge_collapse
+from mixview.report.findings import OUTLIERS, detect_collapse, find
 
 
 def planted() -> torch.Tensor:
@@ -48,7 +48,7 @@ def test_a_handful_of_images_has_no_outliers() -> None:
 def test_the_verdict_is_in_words_with_its_numbers() -> None:
     generator = torch.Generator().manual_seed(0)
     alive = torch.randn(200, 32, generator=generator)
-    text = judge_collapse(alive, {"std": 0.93, "effective_rank": 20.04})
+    text = detect_collapse(alive, {"std": 0.93, "effective_rank": 20.04})
     assert not text.collapsed
     assert text.text.startswith(
         "No sign of collapse: the features of 200 images have a standard deviation of 0.99 (0: all"
@@ -56,9 +56,9 @@ def test_the_verdict_is_in_words_with_its_numbers() -> None:
     assert "an effective rank of 31." in text.text
     assert text.text.endswith("the projections that the loss compares had 0.93 and 20.0.")
     same = torch.ones(200, 32) + 0.01 * alive
-    assert judge_collapse(same, {}).text.startswith("Collapsed: every image gets nearly the same features. In numbers")
+    assert detect_collapse(same, {}).text.startswith("Collapsed: every image gets nearly the same features. In numbers")
     line = alive[:, :1] * torch.ones(32)
-    assert judge_collapse(line, {}).text.startswith("Collapsed to few directions")
+    assert detect_collapse(line, {}).text.startswith("Collapsed to few directions")
     # The projections collapse first, while the encoder's features are still apart.
-    assert judge_collapse(alive, {"std": 0.02, "effective_rank": 1.2}).collapsed
-    assert judge_collapse(alive, {"std": 0.9, "effective_rank": 1.2}).collapsed
+    assert detect_collapse(alive, {"std": 0.02, "effective_rank": 1.2}).collapsed
+    assert detect_collapse(alive, {"std": 0.9, "effective_rank": 1.2}).collapsed

@@ -178,7 +178,7 @@ def mix_rows(out, image, top, count, weights, low, high):
 
 @intrinsic
 def mix_pixels(typing, lines, length, at, weights, first, count):
-    """Of each of `ROWS` lines the sum over k of weights[first + k] line[at + 3 k …], red, green and blue at once.
+    """Sum over k of weights[first + k] line[at + 3 k …] for each of `ROWS` lines, red, green and blue at once.
 
     A pixel is loaded as a vector of four, its three channels and one too many: in scalars, three times as many loads
     would be all that there is time for. A weight is loaded once for all the lines.
@@ -653,7 +653,7 @@ SIGNATURE = (
     "void({}[:,:,::1], float64[:,::1], boolean, boolean, int64[::1], boolean[::1], int64,"
     " float32[::1], float32[::1], boolean, float32[:,:,::1], float32[:,:,::1])"
 )
-"""Of the pixels of 8 bits, or of floats from 0 to 255."""
+"""Signature for pixels of 8 bits, or floats from 0 to 255."""
 
 
 def run_batch(images, params, cubic, cropped, steps, active, radius, scales, shifts, last, work, out):

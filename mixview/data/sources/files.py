@@ -386,7 +386,7 @@ class FileList(ImageFiles):
         if labeled and len(labeled) != len(rows):
             bare = next(name for name, label in rows if label is None)
             raise SourceError(f"the list {path} labels some files and not others, {bare} for one: label all or none")
-        labels, classes = number_labels(labeled, path) if labeled else (None, None)
+        labels, classes = number_labels(labeled) if labeled else (None, None)
         super().__init__(
             path.parent if root is None else Path(root), PackedStrings(name for name, _ in rows), labels, classes
         )
@@ -479,14 +479,10 @@ MAX_LABEL = 100_000
 """What numbers classes from 0 needs no larger one; what has larger ones holds something else."""
 
 
-def number_labels(labels: Sequence[str], path: str | Path) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
+def number_labels(labels: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
     """Labels that are numbers as they are, without names; labels that are words numbered in their sorted order.
 
     Numbers that are too large to count to, such as those of products, are words.
-
-    Args:
-        labels: one per image.
-        path: where they are from, for errors.
     """
     if all(WHOLE_NUMBER.fullmatch(label) and len(label) < 18 and abs(int(label)) <= MAX_LABEL for label in labels):
         return np.array([int(label) for label in labels], dtype=np.int64), None

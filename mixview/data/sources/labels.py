@@ -44,17 +44,18 @@ class Labeled(Source):
         rows = [(name, label) for name, label in read_list(Path(path)) if label is not None]
         if not rows:
             raise SourceError(f"{path} has no labels: give it the columns path and label, with a row per image")
-        found = locate(source, [name for name, _ in rows], root)
-        if not (found >= 0).any():
+        indices = locate(source, [name for name, _ in rows], root)
+        if not (indices >= 0).any():
             raise SourceError(
                 f"{path} names no image of {source!r}: it begins with {rows[0][0]!r}, and the images with "
                 f"{source.name(0)!r}; write paths relative to the folder of the images"
             )
-        several = any(";" in label for _, label in rows) or len(set(found[found >= 0].tolist())) < (found >= 0).sum()
-        words = [each.strip() for _, label in rows for each in (label.split(";") if several else [label])]
+        named = indices[indices >= 0].tolist()
+        several = any(";" in label for _, label in rows) or len(set(named)) < len(named)
+        names = [each.strip() for _, label in rows for each in (label.split(";") if several else [label])]
         counts = [len(label.split(";")) if several else 1 for _, label in rows]
-        places = np.repeat(found, counts)
-        numbers, self.classes = number_labels(words, path)
+        places = np.repeat(indices, counts)
+        numbers, self.classes = number_labels(names)
         if (numbers < 0).any():
             raise SourceError(f"{path} has the label {numbers.min()}: count classes from 0, or give them names")
         present = np.zeros((len(source), int(numbers.max()) + 1), dtype=np.int8)
@@ -62,7 +63,7 @@ class Labeled(Source):
         shown = present.sum(axis=1)
         self._sets = present if (shown > 1).any() else None
         self._labels = None if self._sets is not None else np.where(shown > 0, present.argmax(axis=1), -1)
-        unknown = [name for (name, _), place in zip(rows, found.tolist(), strict=True) if place < 0]
+        unknown = [name for (name, _), place in zip(rows, indices.tolist(), strict=True) if place < 0]
         bare = [source.name(index) for index in np.flatnonzero(shown == 0)[:MAX_NAMED].tolist()]
         parts = [some(len(unknown), unknown, "row names", "rows name", "no image")] if unknown else []
         parts += [some(int((shown == 0).sum()), bare, "image has", "images have", "no label")] if bare else []
@@ -108,13 +109,13 @@ def locate(source: Source, names: list[str], root: Path | None) -> npt.NDArray[n
         last[base] = index if base not in last else -1
     # The folder of the images itself, and the parts of a dataset above it, may stand in front.
     folders = [] if root is None else [f"{'/'.join(root.parts[-count:])}/" for count in (1, 2)] + [f"{root}/"]
-    found = []
+    indices = []
     for name in names:
         plain = PurePath(name.replace("\\", "/")).as_posix() if name not in exact else name
         shortened = [plain.removeprefix(folder) for folder in folders if plain.startswith(folder)]
         place = next((exact[each] for each in [plain, *shortened] if each in exact), None)
-        found.append(last.get(plain, -1) if place is None and "/" not in plain else -1 if place is None else place)
-    return np.array(found, dtype=np.int64)
+        indices.append(last.get(plain, -1) if place is None and "/" not in plain else -1 if place is None else place)
+    return np.array(indices, dtype=np.int64)
 
 
 def some(count: int, names: list[str], one: str, several: str, what: str) -> str:

@@ -118,7 +118,7 @@ class WebDataset(Source):
         labels = [index.labels[number] for index in indexes for number in range(len(index.labels))]
         self._labels: npt.NDArray[np.int64] | None = None
         if all(labels):
-            self._labels, self.classes = number_labels(labels, str(shards))
+            self._labels, self.classes = number_labels(labels)
         self._remote: dict[str, RemoteFile] = {}
 
     def __getstate__(self) -> dict[str, Any]:

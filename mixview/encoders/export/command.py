@@ -73,28 +73,25 @@ class Export(EncoderConfig):
 
     def run(self) -> Path:
         """Write, check, put in place, and print how it is loaded. Returns the file or the folder."""
-        form = FORMATS[self.format]
+        file_format = FORMATS[self.format]
         out = Path(self.out).expanduser()
-        is_file = out.suffix in form.suffixes and not form.folder and not out.is_dir()
+        is_file = out.suffix in file_format.suffixes and not file_format.folder and not out.is_dir()
         if not is_file and (out.is_file() or (out.suffix and not out.is_dir())):
-            kinds = " or ".join(form.suffixes)
-            expected = "a folder" if form.folder else f"a folder or a file ending in {kinds}"
+            kinds = " or ".join(file_format.suffixes)
+            expected = "a folder" if file_format.folder else f"a folder or a file ending in {kinds}"
             raise ValueError(f"{self.format} is written to {expected}, not to {out.name!r}")
-        for name in form.needs:
+        for name in file_format.needs:
             import_optional(name, "export")
         source = ExportSource.of(self.load())
         folder = out.parent if is_file else out
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as temporary:
-            name = out.name if is_file else f"{form.stem}{form.suffixes[0]}"
-            exported = form.write(source, Path(temporary) / name)
+            name = out.name if is_file else f"{file_format.stem}{file_format.suffixes[0]}"
+            exported = file_format.write(source, Path(temporary) / name)
             difference = check(source, exported)
-            place = out if is_file else folder / name
-            names = sorted(path.name for path in Path(temporary).iterdir())
-            if is_file:  # what stands beside a file would be anybody's
-                names = [name]
-            if form.folder:
-                place = folder
+            place = out if is_file else folder if file_format.folder else folder / name
+            # What stands beside a file would be anybody's.
+            names = [name] if is_file else sorted(path.name for path in Path(temporary).iterdir())
             sentence = check_sentence(exported, difference)
             card = make_card(source, exported, self.format, place, names, sentence)
             for each in names:

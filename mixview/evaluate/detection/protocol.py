@@ -21,6 +21,7 @@ from mixview.data.loader import EpochSampler, default_workers
 from mixview.data.sources.base import Source
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.distributed import synchronize_batch_norm
+from mixview.evaluate import training
 from mixview.evaluate.base import EvalContext, Protocol, TrainingStopped
 from mixview.evaluate.detection.drawing import draw_predictions
 from mixview.evaluate.detection.inference import Predictions, predict, recount_statistics
@@ -41,22 +42,7 @@ from mixview.runs.fabric import Fabric
 from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
-MAY_CHANGE = frozenset(
-    {
-        "data",
-        "device",
-        "devices",
-        "encoder",
-        "logging",
-        "max_time",
-        "nodes",
-        "out",
-        "precision",
-        "test_data",
-        "trust_remote_code",
-        "workers",
-    }
-)
+MAY_CHANGE = training.MAY_CHANGE | {"precision"}
 """Settings that a resumed trial may change: they say where, how long and how closely it is logged."""
 NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
@@ -94,6 +80,11 @@ class Detection(TrainingConfig, Protocol):
     """How often a run logs and saves, and what it keeps."""
 
     name: ClassVar[str] = "detection"
+    examples: ClassVar[tuple[str, ...]] = (
+        "runs/first --data VOCdevkit --recipe voc-c4",
+        "runs/first --data coco --recipe small-fpn",
+    )
+    first_options: ClassVar[str] = "data recipe iterations devices resume out"
     cost: ClassVar[float] = 8
     excluded_from_all: ClassVar[str] = "it needs boxes and a recipe: mixview evaluate detection"
     multi_label: ClassVar[bool] = True

@@ -13,7 +13,7 @@ PUBLISHED = (0.25, 0.5, 0.75, 1.0)
 
 
 def density(alpha: float, x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of Beta(α, α) at x within (0, 1)."""
+    """Density of Beta(α, α) at x within (0, 1)."""
     scale = math.lgamma(2 * alpha) - 2 * math.lgamma(alpha)
     return np.exp(scale + (alpha - 1) * (np.log(x) + np.log1p(-x)))
 
