@@ -141,6 +141,8 @@ class Mixture:
         second = 1 - lam
         for _, share in further:
             second = second - share
+        if further:  # what rounding leaves of a parent without a pixel is no share
+            second = second.masked_fill(second.abs() < 64 * torch.finfo(self.lam.dtype).eps, 0)
         return [(self.own[rows], lam), (self.partner[rows], second), *further]
 
     def interpolate(self, targets: Tensor) -> Tensor:
@@ -489,6 +491,8 @@ class BetaMixer(Mixer):
         partner = partner.reshape(count, *local.shape[2:])
 
         drawn = symmetric_beta(self.alpha, draws[:, :LAM_UNIFORMS])
+        if self.parents > 2:  # all of them alike
+            drawn = torch.full_like(drawn, 1 / self.parents)
         if self.lam_at_least_half:
             drawn = torch.maximum(drawn, 1 - drawn)
         if chance:
@@ -654,8 +658,8 @@ class FMix(BetaMixer):
 class PatchMix(BetaMixer):
     """A grid of cells, each taken at random from one of `parents` images (Shen et al., 2023).
 
-    Of two images, image i has `lam` of the cells. Of more, all have the same chance at each cell, and the parents
-    beside image i are the next ones in the batch, or in a random order of it.
+    Of two images, image i has `lam` of the cells. Of more, all have the same chance at each cell, whatever `alpha` is,
+    and the parents beside image i are the next ones in the batch, or in a random order of it.
 
     Args:
         grid: cells per side.
@@ -686,6 +690,8 @@ class PatchMix(BetaMixer):
             raise ValueError(f"a grid needs at least 1 cell per side and 2 parents, got {grid} and {parents}")
         if parents > 2 and (self.lam_per == "pair" or self.anchors == "one_per_pair"):
             raise ValueError(f"mixtures of {parents} images are not of pairs: set lam_per to image, and anchors to all")
+        if parents > 2 and self.lam_at_least_half:
+            raise ValueError(f"lam_at_least_half is for mixtures of 2 images, not of {parents}: leave it out")
         self.grid = grid
         self.parents = parents
 
@@ -702,8 +708,9 @@ class PatchMix(BetaMixer):
             kept = kept.ceil() if self.lam_at_least_half else kept.round()
             chosen = (cells.argsort(1).argsort(1) >= kept.unsqueeze(1)).long()
         else:
-            mixed = (lam < 1).long().unsqueeze(1)  # all cells of an image that is left alone are its own
-            chosen = (cells * self.parents).long().clamp(max=self.parents - 1) * mixed
+            lam = lam.unsqueeze(1)  # the chance that a cell is image i's own; the others share the rest
+            other = (cells - lam) / (1 - lam).clamp(min=torch.finfo(lam.dtype).tiny) * (self.parents - 1)
+            chosen = (1 + other.long().clamp(max=self.parents - 2)).masked_fill(cells < lam, 0)
         rows, columns = (torch.arange(side, device=images.device) * self.grid // side for side in (height, width))
         cell = rows.unsqueeze(1) * self.grid + columns.unsqueeze(0)
         chosen = chosen[:, cell]  # [N, H, W]

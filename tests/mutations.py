@@ -218,7 +218,46 @@ MUTATIONS: list[Mutation] = [
             "self.grid // max(height, width) for side in (height, width))",
             "tests/test_mixers.py::test_lam_is_the_share_of_pixels_kept",
         ),
+        (
+            "drawn = torch.full_like(drawn, 1 / self.parents)",
+            "pass",
+            "tests/test_mixers.py::test_mixtures_of_several_parents_grow",
+        ),
+        (
+            "other = (cells - lam) / (1 - lam)",
+            "other = cells",
+            "tests/test_mixers.py::test_mixtures_of_several_parents_grow",
+        ),
+        (
+            "second = second.masked_fill(second.abs() < 64 * torch.finfo(self.lam.dtype).eps, 0)",
+            "pass",
+            "tests/test_mixers.py::test_a_parent_without_a_pixel_has_no_share",
+        ),
         ('"batch": 1}[self.lam_per]', '"batch": each}[self.lam_per]', "::test_one_lam_a_batch_or_one_a_sample"),
+    ),
+    *of(
+        "mixview/encoders/weights.py",
+        "tests/encoders/test_backbones.py",
+        (
+            'mode="bicubic", antialias=True',
+            'mode="bilinear", antialias=True',
+            "::test_position_embeddings_are_resized_as_timms",
+        ),
+        (
+            'if key.rpartition(".")[2] in POSITIONS else None',
+            "if key == name else None",
+            "::test_weights_of_a_vit_fit_images_of_another_size",
+        ),
+    ),
+    *of(
+        "mixview/methods/swav.py",
+        "tests/methods/test_swav_multi_crop.py",
+        ("(2 * (len(views) - 1))", "(2 * len(views))", "::test_ten_steps_are_those_of_the_published_loop"),
+        (
+            "self.prototypes.weight.copy_(F.normalize(self.prototypes.weight, dim=1))",
+            "self.prototypes.weight.copy_(self.prototypes.weight)",
+            "::test_ten_steps_are_those_of_the_published_loop",
+        ),
     ),
     *of(
         "mixview/losses.py",

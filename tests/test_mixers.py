@@ -73,6 +73,30 @@ def test_the_shares_of_several_parents_are_those_of_their_pixels(n, height, widt
             assert share == pytest.approx(int((mixed[i] == images[image]).sum()) / (height * width), abs=1e-9)
 
 
+def test_a_parent_without_a_pixel_has_no_share() -> None:
+    """Whatever rounding leaves of 1: a parent with a share, however small, competes in the denominator of a loss."""
+    mixer, without = PatchMix(lam_per="image", parents=3, grid=3), 0
+    for seed in range(40):
+        mixture = mixer.draw(torch.zeros(16, 3, 100, 100), seeded(seed))
+        for number, (_, share) in enumerate(mixture.parts()):
+            pixels = (mixture.pixels.chosen == number).flatten(1).sum(1)
+            assert torch.equal(share > 0, pixels > 0)
+            assert (share >= 0).all()
+            without += int((pixels == 0).sum())
+    assert without > 20
+
+
+def test_mixtures_of_several_parents_grow() -> None:
+    """Each of k parents has 1/k of the cells; of a partner's share, only as much as the strength is there."""
+    images, mixer = torch.zeros(500, 1, 12, 12), PatchMix(lam_per="image", parents=3)
+    for strength in (0.0, 0.25, 1.0):
+        shares = [share.mean() for _, share in mixer.draw(images, seeded(), mix_strength=strength).parts()]
+        assert shares == pytest.approx([1 - strength * 2 / 3, strength / 3, strength / 3], abs=0.01)
+    assert (mixer.draw(images, seeded(), lam=0.0).lam == 0).all()
+    half = PatchMix(lam_per="image", parents=3, prob=0.5).draw(images, seeded())
+    assert (half.lam == 1).double().mean() == pytest.approx(0.5, abs=0.06)
+
+
 @given(**SHAPES, name=st.sampled_from([*SELECTING]), partner=st.sampled_from(("reversal", "pairs")))
 @settings(max_examples=300, deadline=None)
 def test_the_mixtures_of_a_pair_hold_every_pixel_of_both_images_once(n, height, width, alpha, seed, name, partner):
@@ -243,6 +267,8 @@ def test_mistakes_are_named() -> None:
         CutMix(anchors="half")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="mixtures of 3 images are not of pairs"):
         PatchMix(lam_per="pair", parents=3)
+    with pytest.raises(ValueError, match="lam_at_least_half is for mixtures of 2 images, not of 3: leave it out"):
+        PatchMix(lam_per="image", parents=3, lam_at_least_half=True)
     with pytest.raises(ValueError, match="at least 1 cell per side and 2 parents, got 0 and 2"):
         PatchMix(grid=0)
     with pytest.raises(ValueError, match="a grid of 4×4 does not fit images of 3×3"):

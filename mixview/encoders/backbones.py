@@ -452,8 +452,8 @@ def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
     )
 
 
-def no_download(name: str, error: Exception) -> RuntimeError:
-    return RuntimeError(
+def no_download(name: str, error: Exception) -> ConnectionError:
+    return ConnectionError(
         f"the ImageNet weights of {name} could not be fetched ({first_line(error)}): check the connection, or "
         "fetch the file elsewhere and pass its path as weights"
     )

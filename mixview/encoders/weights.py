@@ -3,12 +3,14 @@
 Nothing that is read here can run code: torch files are opened with `weights_only=True`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixview.encoders.optional import import_optional
@@ -36,6 +38,12 @@ CONTAINERS = (
 """Where in a file the tensors are."""
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
+
+POSITIONS = ("pos_embed", "pos_embedding")
+"""How timm and torchvision call the position embeddings of a vision transformer."""
+
+MAX_PREFIX = 16
+"""Class and register tokens in front of the patches, at most."""
 
 FIT = 0.7
 """The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
@@ -104,12 +112,14 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     """Copy the tensors that fit into the encoder, and say how many did and which did not.
 
     Known prefixes (of DDP, `torch.compile`, MoCo, lightly, mixview) are taken off, classifiers left out, and a first
-    convolution of other channels is adapted. When too few fit, nothing is changed and an error names the file.
+    convolution of other channels and position embeddings of another image size are adapted. When too few fit, nothing
+    is changed and an error names the file.
     """
     own = encoder.state_dict()
     first = first_convolution(encoder)
     first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
     matching: dict[str, Tensor] = {}
+    resized: list[str] = []
     misshapen: list[str] = []
     left: list[str] = []
     children = [name for name, _ in encoder.named_children()]
@@ -123,8 +133,14 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
             value = adapt_channels(value, shape[1])
         if value.shape == shape:
             matching.setdefault(key, value)
-        else:
-            misshapen.append(f"{key} {list(value.shape)} for {list(shape)}")
+            continue
+        change = f"{key} {list(value.shape)} for {list(shape)}"
+        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POSITIONS else None
+        if embeddings is None:
+            misshapen.append(change)
+        elif key not in matching:
+            matching[key] = embeddings
+            resized.append(change)
 
     counted = [key for key in own if not key.endswith("num_batches_tracked")]
     fitting = [key for key in counted if key in matching]
@@ -134,7 +150,12 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     there = len(fitting) + len(misshapen) + len(foreign)
     troubles = [
         f"{what} {shorten(which)}"
-        for what, which in (("other shapes:", misshapen), ("not in it:", missing), ("not in the model:", foreign))
+        for what, which in (
+            ("resized:", resized),
+            ("other shapes:", misshapen),
+            ("not in it:", missing),
+            ("not in the model:", foreign),
+        )
         if which
     ]
     if len(fitting) < FIT * max(len(counted), there):
@@ -181,6 +202,23 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     if channels == 1:
         return weight.sum(dim=1, keepdim=True)
     return weight[:, torch.arange(channels) % have] * (have / channels)
+
+
+def resize_positions(embeddings: Tensor, shape: torch.Size) -> Tensor | None:
+    """Position embeddings [1, tokens, width] of a square grid of patches for another one, as timm resizes them.
+
+    Those of class and register tokens, which come first, are kept. None if the shapes are not of such grids.
+    """
+    if embeddings.ndim != 3 or len(shape) != 3 or (embeddings.shape[0], embeddings.shape[2]) != (1, shape[2]):
+        return None
+    for prefix in range(min(embeddings.shape[1], shape[1], MAX_PREFIX + 1)):
+        old, new = math.isqrt(embeddings.shape[1] - prefix), math.isqrt(shape[1] - prefix)
+        if (old * old, new * new) == (embeddings.shape[1] - prefix, shape[1] - prefix):
+            grid = embeddings[:, prefix:].float().unflatten(1, (old, old)).permute(0, 3, 1, 2)
+            grid = F.interpolate(grid, (new, new), mode="bicubic", antialias=True)
+            grid = grid.permute(0, 2, 3, 1).flatten(1, 2).to(embeddings.dtype)
+            return torch.cat([embeddings[:, :prefix], grid], dim=1)
+    return None
 
 
 def shorten(names: Iterable[str], most: int = 4) -> str:

@@ -164,9 +164,13 @@ class Distillation(Method):
     def fingerprint(self) -> Tensor:
         """Two sums over the teacher's weights, which tell one teacher from another."""
         if self.known_fingerprint is None:  # it never changes
-            joined = torch.cat([torch.zeros(1), *(each.flatten().cpu() for each in self.teacher.state_dict().values())])
-            joined, wave = joined.double(), torch.cos(torch.arange(len(joined), dtype=torch.float64))
-            self.known_fingerprint = torch.stack([joined.sum(), joined @ wave])
+            count, sums = 1, torch.zeros(2, dtype=torch.float64)
+            for value in self.teacher.state_dict().values():  # one at a time: teachers are large
+                weights = value.flatten().cpu().double()
+                wave = torch.cos(torch.arange(count, count + len(weights), dtype=torch.float64))
+                sums += torch.stack([weights.sum(), weights @ wave])
+                count += len(weights)
+            self.known_fingerprint = sums
         return self.known_fingerprint
 
     def get_extra_state(self) -> Tensor:
@@ -279,8 +283,9 @@ class DistillationConfig(MethodConfig):
             )
         if loaded.channels != run.channels:
             raise ValueError(
-                f"the teacher {self.teacher} takes images of {loaded.channels} channels, and the views have "
-                f"{run.channels}: use --channels {loaded.channels}, or another teacher"
+                f"the teacher {self.teacher} is for images with {loaded.channels} channel"
+                f"{'s' if loaded.channels > 1 else ''}, and the views have {run.channels}: use --channels "
+                f"{loaded.channels}, or another teacher"
             )
         if loaded.size != run.size:
             raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixview.encoders import backbones
 from mixview.encoders.backbones import SmallResNet, build
 from mixview.encoders.encoder_file import load_encoder, save_encoder
-from mixview.encoders.weights import adapt_channels, load_weights, strip_prefixes
+from mixview.encoders.weights import adapt_channels, load_weights, resize_positions, strip_prefixes
 from mixview.nn import momentum_copy
 
 MODELS = [
@@ -376,6 +376,34 @@ class Dangerous:
         return (Path("ran").touch, ())
 
 
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize(("old", "new"), [(14, 6), (4, 8)])
+def test_position_embeddings_are_resized_as_timms(prefix: int, old: int, new: int) -> None:
+    layers = pytest.importorskip("timm.layers")
+    embeddings = torch.randn(1, prefix + old**2, 8)
+    shape = torch.Size((1, prefix + new**2, 8))
+    expected = layers.resample_abs_pos_embed(embeddings, [new, new], num_prefix_tokens=prefix)
+    assert torch.equal(resize_positions(embeddings, shape), expected)
+
+
+def test_weights_of_a_vit_fit_images_of_another_size(tmp_path: Path) -> None:
+    """Not drawn anew: the features of an image are those that the smaller network makes of it."""
+    torch.manual_seed(0)
+    small = build("small-vit", size=16)
+    save_encoder(tmp_path / "encoder.safetensors", small.encoder, small.spec, {})
+    large = build("small-vit", size=32, weights=str(tmp_path))
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(large.encoder.eval()(images), small.encoder.eval()(images))
+    assert large.notes[-1] == (
+        f"Weights: 54 of the 54 tensors of small-vit from {tmp_path}/encoder.safetensors; resized: pos_embed "
+        "[1, 17, 128] for [1, 65, 128]."
+    )
+    shape = torch.Size((1, 17, 128))
+    assert resize_positions(torch.rand(1, 19, 128), shape) is None  # of no square grid
+    assert resize_positions(torch.rand(1, 65, 64), shape) is None
+    assert resize_positions(torch.rand(65, 128), shape) is None
+
+
 def test_files_that_are_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": trained().state_dict(), "extra": Dangerous()}, "code.pt")
@@ -428,10 +456,10 @@ def test_imagenet_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", offline)
     expected = r"the ImageNet weights of {} could not be fetched \(no route to host\): check the connection, or"
-    with pytest.raises(RuntimeError, match=expected.format("torchvision/resnet18")):
+    with pytest.raises(ConnectionError, match=expected.format("torchvision/resnet18")):
         build("resnet18", size=32, weights="imagenet")
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
-    with pytest.raises(RuntimeError, match=expected.format("timm/resnet18")):
+    with pytest.raises(ConnectionError, match=expected.format("timm/resnet18")):
         build("timm/resnet18", size=32, weights="imagenet")
     with pytest.raises(ValueError, match="small has no ImageNet weights"):
         build("small", size=32, weights="imagenet")

@@ -187,7 +187,7 @@ def test_teachers_that_do_not_fit(teacher: Path) -> None:
     assert build(run, teacher=str(teacher)).teacher.feature_dim == 128
     with pytest.raises(ValueError, match=r"takes images of 16 pixels, and the views have 32: use --size 16"):
         build(run._replace(size=32), teacher=str(teacher))
-    with pytest.raises(ValueError, match=r"takes images of 3 channels, and the views have 1: use --channels 3"):
+    with pytest.raises(ValueError, match=r"is for images with 3 channels, and the views have 1: use --channels 3"):
         build(run._replace(channels=1), teacher=str(teacher))
     with pytest.raises(ValueError, match=r"resnet18 has random weights: give --method.teacher_weights imagenet"):
         build(run, teacher="resnet18")
