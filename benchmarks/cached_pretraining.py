@@ -1,6 +1,6 @@
 """`mixview pretrain --cache`, from the second epoch on, beside the same run with images in memory and without a cache.
 
-    python benchmarks/cached_pretraining.py [--photos FOLDER] [--images 32] [--rounds 5] [--seconds 5]
+    python benchmarks/cached_pretraining.py [--photos FOLDER] [--images 16] [--rounds 5] [--seconds 5]
 
 Photographs of 12 megapixels (see `benchmarks/photographs.py`) and a small network that waits for a worker that decodes
 them, and no longer once they are cached: 224², batches of 8, one thread and one worker. Each run is in a process of its
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from interleaved import Side, Turns, compare, line, report
+from interleaved import ENDLESS, Side, Turns, compare, line, report
 from photographs import enlarge
 
 from mixview.data.decode import Decoder
@@ -59,10 +59,10 @@ def side(data: str, backbone: str, **options: Any) -> Side:
             objective="sim",
             backbone=backbone,
             batch_size=BATCH,
-            epochs=1,
+            epochs=ENDLESS,
             workers=WORKERS,
             size=224,
-            monitor=MonitorConfig(eval_every=0, estimate=False),
+            monitor=MonitorConfig(eval_every=0, estimate=False, checkpoint_every=ENDLESS),
             **options,
         )
 

@@ -151,7 +151,7 @@ def mixview_side(case: Setup) -> Side:
         engine = build_engine(case, settings, turns)
         monitor = Monitor(engine.fabric, engine.method, engine.objective, scenes, policy, None, 0)
         with RunDirectory.create(folder, to_plain(settings), {"fingerprint": "", "count": ENDLESS}) as run_folder:
-            train(Run(settings, engine, monitor, lambda about: None, []), run_folder, [])
+            train(Run(settings, engine, monitor, lambda about, name: None, [], 0, []), run_folder, [])
 
     return Side(run, loader, case.batch)
 
