@@ -176,7 +176,7 @@ def lightly_side(case: Setup) -> Side:
 
 def compare_objectives(case: Setup, rounds: int) -> list[tuple[Turn, Turn]]:
     """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimizer."""
-    settings = settings_of(case, "")
+    settings = settings_of(case, "run")
     engine = build_engine(case, settings, mixview_views(case))
     bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
     batches = mixview_views(case)

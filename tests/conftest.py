@@ -8,6 +8,7 @@ there are none: the end of the run says how many.
 """
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Modules stay compiled: every process of the tests would compile them again, and their assertions, which takes longer.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
