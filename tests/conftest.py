@@ -23,6 +23,9 @@ torch.set_num_threads(1)
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# No test cuts the power, and a kill loses nothing that was written: a run would wait for the disk thirty times.
+os.fsync = lambda descriptor: None
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if "NUMBA_CACHE_DIR" in os.environ:
@@ -37,9 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOWEST = (
+    "test_documented_commands.py",
     "hostile/test_code_execution.py",
     "hostile/test_options.py",
-    "test_documented_commands.py",
+    "train/test_pretraining.py",
+    "train/test_faults.py",
+    "train/test_memory.py",
+    "test_extension_points.py",
+    "commands/test_selftest.py",
     "experiments/test_runner.py",
     "experiments/test_own_code.py",
     "test_examples.py",
