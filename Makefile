@@ -52,6 +52,9 @@ bench: $(READY)
 	$(BIN)/python benchmarks/sources.py
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/photographs.py
+	$(BIN)/python benchmarks/embedding.py
+	$(BIN)/python benchmarks/cached_pretraining.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/learning.py

@@ -1,6 +1,6 @@
 """`mixview embed` on a folder of JPEGs, beside the bare network on decoded tensors and an inference script like timm's.
 
-    python benchmarks/embedding.py [--photos FOLDER] [--images 96] [--rounds 5] [--backbone resnet18] [--workers 1]
+    python benchmarks/embedding.py [--photos FOLDER] [--images 512] [--rounds 5] [--backbone resnet18] [--workers 1]
 
 One thread computes, and as many workers read. Each in turn, again and again, as images per second by the clock and per
 second of the main process's CPU time, which a busy machine changes less: medians, and ratios within a round with their
@@ -10,6 +10,7 @@ inference mode.
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -59,17 +60,17 @@ def measure(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, default=Path(os.environ.get("MIXVIEW_DATA", ".")) / "photos")
-    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--images", type=int, default=512, help="links to the photographs, one after the other")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
     paths = sorted(path for path in options.photos.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    paths = paths[: options.images]
     if not paths:
         print(f"no JPEGs in {options.photos}: name a folder of some by --photos")
         return
+    paths = list(itertools.islice(itertools.cycle(paths), options.images))
     loaded = EncoderConfig(encoder=options.backbone, size=224).load()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "photos"

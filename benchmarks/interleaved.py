@@ -1,5 +1,6 @@
 """Two training loops side by side: each in a process of its own, one at a time let go on for a while, in turn."""
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -88,7 +89,8 @@ class Side:
         return answer
 
     def end(self) -> None:
-        self.pipe.send(0)
+        with contextlib.suppress(OSError):  # after an error it has ended already
+            self.pipe.send(0)
         self.process.join()
 
 
@@ -110,16 +112,18 @@ def work(run: Callable[[Turns, str], None], turns: Turns) -> None:
 
 def compare(ours: Side, theirs: Side, rounds: int, seconds: float) -> list[tuple[Turn, Turn]]:
     """The turns of both sides in each round: of equally many steps; who begins alternates."""
-    for side in (ours, theirs):
-        side.steps(2)  # warms up
-    count = max(1, round(seconds * ours.steps(1).rate / ours.batch_size))
     turns = []
-    for turn in range(rounds):
-        first, second = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
-        taken = {id(side): side.steps(count) for side in (first, second)}
-        turns.append((taken[id(ours)], taken[id(theirs)]))
-    ours.end()
-    theirs.end()
+    try:
+        for side in (ours, theirs):
+            side.steps(2)  # warms up
+        count = max(1, round(seconds * ours.steps(1).rate / ours.batch_size))
+        for turn in range(rounds):
+            first, second = (ours, theirs) if turn % 2 == 0 else (theirs, ours)
+            taken = {id(side): side.steps(count) for side in (first, second)}
+            turns.append((taken[id(ours)], taken[id(theirs)]))
+    finally:
+        ours.end()
+        theirs.end()
     return turns
 
 

@@ -62,7 +62,7 @@ def show_overhead(case: Setup, rounds: int, seconds: float) -> None:
 
 def show_wbsim(case: Setup, rounds: int) -> None:
     """One engine: the same weights, memory and optimizer."""
-    settings = settings_of(case, "")
+    settings = settings_of(case, "run")
     engine = build_engine(case, settings, ())
     objectives = {
         "SIM": build_objective("sim", settings.mixing),

@@ -151,7 +151,7 @@ def mixview_side(case: Setup) -> Side:
         engine = build_engine(case, settings, turns)
         monitor = Monitor(engine.fabric, engine.method, engine.objective, scenes, policy, None, 0)
         with RunDirectory.create(folder, to_plain(settings), {"fingerprint": "", "count": ENDLESS}) as run_folder:
-            train(Run(settings, engine, monitor, lambda about: None, []), run_folder, [])
+            train(Run(settings, engine, monitor, lambda about, name: None, [], 0, []), run_folder, [])
 
     return Side(run, loader, case.batch)
 
@@ -176,7 +176,7 @@ def lightly_side(case: Setup) -> Side:
 
 def compare_objectives(case: Setup, rounds: int) -> list[tuple[Turn, Turn]]:
     """Steps of one engine under BSIM and SIM in turn: the same weights, memory and optimizer."""
-    settings = settings_of(case, "")
+    settings = settings_of(case, "run")
     engine = build_engine(case, settings, mixview_views(case))
     bsim, sim = build_objective("bsim", settings.mixing), build_objective("sim", settings.mixing)
     batches = mixview_views(case)

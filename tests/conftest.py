@@ -8,6 +8,7 @@ there are none: the end of the run says how many.
 """
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,13 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Modules stay compiled: every process of the tests would compile them again, and their assertions, which takes longer.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# No test cuts the power, and a kill loses nothing that was written: a run would wait for the disk thirty times.
+os.fsync = lambda descriptor: None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,9 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOWEST = (
+    "test_documented_commands.py",
     "hostile/test_code_execution.py",
     "hostile/test_options.py",
-    "test_documented_commands.py",
+    "train/test_pretraining.py",
+    "train/test_faults.py",
+    "train/test_memory.py",
+    "test_extension_points.py",
+    "commands/test_selftest.py",
     "experiments/test_runner.py",
     "experiments/test_own_code.py",
     "test_examples.py",

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +29,7 @@ from mixview.losses import l2_normalize
 from mixview.methods import backward
 from mixview.nn import SplitBatchNorm2d, split_batch_norm
 from tests.networks import METHODS, NEWER, OBJECTIVES, RELATIVES
+from tests.processes import spawn
 
 # MoCHi's negatives are drawn apart on every process.
 TOLD_APART = [
@@ -172,7 +172,7 @@ def work(process: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[Any, Any], dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("world")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
+    spawn(work, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"{process}.pt", weights_only=True) for process in range(WORLD)]
 
 

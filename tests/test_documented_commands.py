@@ -38,10 +38,11 @@ SMALLER = {
     "pretrain .*continue/": f"{CONTINUE_LITTLE} --backbone resnet18 --stem standard --weights runs/first",
     "pretrain .*--resume": "--epochs 3",
     "pretrain .*--devices": f"{LEARN_LITTLE} --devices 1",
+    "pretrain .*--profile": f"""{LEARN_LITTLE} --data-options '{{"count": 220, "size": 32}}'""",
     "pretrain": LEARN_LITTLE,
     "evaluate linear .*--fast": EVALUATE_LITTLE,
     "evaluate linear .*--devices": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16 --devices 1 --precision 32-true",
-    "evaluate (linear|all|semi-supervised)": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16",
+    "evaluate (linear|all|probe|semi-supervised|supervised)": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16",
     "evaluate detection": DETECT_LITTLE,
     "evaluate show": "",
     "evaluate": EVALUATE_LITTLE,
@@ -53,6 +54,7 @@ SMALLER = {
     "data make": "--count 20",
     "selftest": "--device cpu --checks [memory] --rounds 1",
     "study (show|list|merge)": "",
+    "study .*--measure": "--only pixels",
     "study": "--max-time 1s",
 }
 """What is added to a command that looks so; the first that fits."""

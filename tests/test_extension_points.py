@@ -2,14 +2,12 @@
 report; and not without consent where a file names them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mixview.io.yaml_files import read_yaml
+from tests.processes import Finished, run_mixview
 
 ROOT = Path(__file__).parent.parent
 
@@ -158,10 +156,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    line = [sys.executable, "-P", "-m", "mixview", *words]
-    return subprocess.run(line, capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
+def run(folder: Path, *words: str) -> Finished:
+    return run_mixview(folder, *words, PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
 
 
 def succeed(folder: Path, *words: str) -> str:

@@ -346,14 +346,16 @@ class Large(torch.nn.Module):
         return maps.view(len(maps), -1)[:, :3] if self.views else maps.mean((2, 3))[:, :3]
 
 
-@pytest.mark.parametrize(("kilobytes", "batch_size"), [(1, 64), (1000, 32), (3000, 8), (40_000, 1)])
-def test_batches_on_a_cpu_fit_into_the_heap(kilobytes: int, batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("kilobytes", "batch_size", "count"), [(1, 64, 70), (1000, 32, 70), (3000, 8, 18), (40_000, 1, 4)]
+)
+def test_batches_on_a_cpu_fit_into_the_heap(kilobytes: int, batch_size: int, count: int) -> None:
     network = Large(kilobytes)
-    source = scenes(70)
+    source = scenes(count)
     found = extract(LoadedEncoder(network, f"large {kilobytes}", 16, 3, 3), source, CenterCrop(16), workers=0)
-    sizes = [size for size, channels_last in network.batches[-2 - 70 // batch_size :] if channels_last]
+    sizes = [size for size, channels_last in network.batches[-2 - count // batch_size :] if channels_last]
     assert max(sizes[1:]) == batch_size
-    images = torch.stack([CenterCrop(16)(to_tensor(np.asarray(source.read(index)))) for index in range(70)])
+    images = torch.stack([CenterCrop(16)(to_tensor(np.asarray(source.read(index)))) for index in range(count)])
     torch.testing.assert_close(found["avgpool"], network(images), rtol=1e-4, atol=1e-5)
     network(images).sum().backward()  # it can still be trained
 

@@ -1,15 +1,13 @@
 """A study that names code of the user's own, in files of the working directory: with consent only, in all processes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.experiments.trials import trial
+from tests.processes import Finished, run_mixview
 
 CODE = '''
 from dataclasses import dataclass
@@ -48,16 +46,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def mixview(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "mixview.cli", "study", *words],
-        cwd=place,
-        env=os.environ | {"PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def mixview(place: Path, *words: str) -> Finished:
+    return run_mixview(place, "study", *words, PYTHONPATH=str(Path(__file__).parents[2]))
 
 
 def test_a_study_with_code_of_ones_own(place: Path) -> None:

@@ -64,7 +64,8 @@ def prepare() -> None:
 def become(case: dict[str, Any]) -> None:
     """Enter the case's world: its process group, folders, environment, files for output, limits."""
     os.setsid()
-    os.environ.update(case["environment"])
+    sys.dont_write_bytecode = True
+    os.environ.update(case["environment"] | {"PYTHONDONTWRITEBYTECODE": "1"})
     for name in case["unset"]:
         os.environ.pop(name, None)
     os.chdir(case["folder"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +16,7 @@ from mixview.methods import SimCLR, backward, cached_backward
 from mixview.nn import MLP, split_batch_norm
 from mixview.objective import Term
 from tests.networks import METHODS, OBJECTIVES, WIDTH, encoder
+from tests.processes import spawn
 
 WORLD = 2
 
@@ -232,7 +232,7 @@ def work(process: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[Any, Any], list[Tensor]]]:
     folder = tmp_path_factory.mktemp("world")
-    mp.spawn(work, (str(folder),), nprocs=WORLD)
+    spawn(work, (str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"{process}.pt", weights_only=True) for process in range(WORLD)]
 
 

@@ -24,6 +24,7 @@ from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.graceful_stop import GracefulStop
 from mixview.train.config import MonitorConfig, method_config
 from tests.networks import METHODS, WIDTH, encoder
+from tests.processes import context
 
 QUIET: dict[str, Any] = {"estimate": False, "eval_every": 0, "loggers": "none", "log_every": 1}
 SMALL = {"hidden": 16, "dim": 8, "queue_size": 64}
@@ -168,9 +169,6 @@ def last_state(out: Path) -> tuple[dict[str, Any], int]:
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------
-
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["mixview.train.pretraining", "mixview.cli", "tests.train.running", "torchvision"])
 
 
 def run_command(arguments: list[str], log: str, variables: dict[str, str], limit: int | None) -> None:

@@ -13,11 +13,11 @@ import torch
 
 from mixview.runs.run_directory import RunDirectory, read_metrics
 from mixview.train.config import MixingConfig, OptimizerConfig
+from tests.processes import context
 from tests.train.running import (
     METHOD_NAMES,
     assert_same_runs,
     command,
-    context,
     free_port,
     last_state,
     lines,
