@@ -95,6 +95,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         network = torchvision.models.resnet50()
         weights = {f"module.encoder_q.{name}": each for name, each in network.state_dict().items()}
         torch.save({"epoch": 200, "arch": "resnet50", "state_dict": weights}, "moco_v2_200ep_pretrain.pth.tar")
+        save_weights()
+        write_labels("photos", "labels.csv")
         Path("mine.yaml").write_text("base: small/cpu-simclr\ndata: photos/\nepochs: 3\n")
         learn = ["pretrain", "--data", "photos/", *LEARN_LITTLE.split()]
         labels = [f"{number}.jpg,{'oak' if number % 2 else 'ash'}" for number in range(len(scenes))]
@@ -114,13 +116,38 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def save_weights() -> None:
+    """A ResNet-18 as a plain loop, lightly and solo-learn save it, and as torchvision keeps what it has downloaded."""
+    network = torchvision.models.resnet18()
+    weights = network.state_dict()
+    torch.save(weights, "mine.pth")
+    torch.save({"state_dict": {f"backbone.{name}": each for name, each in weights.items()}}, "mocov2plus-400ep.ckpt")
+    trunk = torch.nn.Sequential(*list(network.children())[:-1]).state_dict()
+    torch.save({"state_dict": {f"backbone.{name}": each for name, each in trunk.items()}}, "checkpoint.ckpt")
+    kept = Path("torch/hub/checkpoints")
+    kept.mkdir(parents=True)
+    torch.save(weights, kept / Path(torchvision.models.ResNet18_Weights.DEFAULT.url).name)
+
+
+def write_labels(images: str, out: str) -> None:
+    """A CSV file with one of three classes for every image of a folder."""
+    names = sorted(path.name for path in Path(images).iterdir())
+    rows = [f"{name},{('ash', 'oak', 'elm')[number % 3]}" for number, name in enumerate(names)]
+    Path(out).write_text("\n".join(["path,label", *rows]) + "\n")
+
+
 @pytest.fixture
 def folder(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of that world to work in."""
     place = tmp_path / "world"
     shutil.copytree(world, place, copy_function=link_large)
     monkeypatch.chdir(place)
-    for name, value in (("HOME", "home"), ("MIXVIEW_CACHE", "cache"), ("MIXVIEW_DATA", "DATA")):
+    for name, value in (
+        ("HOME", "home"),
+        ("MIXVIEW_CACHE", "cache"),
+        ("MIXVIEW_DATA", "DATA"),
+        ("TORCH_HOME", "torch"),
+    ):
         monkeypatch.setenv(name, str(place / value))
     return place
 

@@ -62,7 +62,7 @@ def show(folders: Sequence[str]) -> None:
     """Show the results in folders: mean ± std over runs that differ only in the seed.
 
     Args:
-        folders: folders of runs, or those given as --out.
+        folders: Folders of runs, or those given as --out.
 
     Example:
         >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}

@@ -150,7 +150,7 @@ class DataConfig:
     test: str | None = None
     """Split to evaluate on; by default test, or else val, or else a fifth of the images, which is held out."""
     test_data: str | None = None
-    """Location of the test images, if not with the others."""
+    """Test images, if they are not part of --data."""
     labels: Annotated[str, ROOM] | None = None
     """CSV file with the columns path and label, for images without labels of their own (test_data has its own)."""
     data_options: SourceOptions | None = None

@@ -79,17 +79,17 @@ class Detection(TrainingConfig, Protocol):
     schedule: Schedule = field(default_factory=Schedule)
     """The published schedule: --batch_size, --iterations and --lr scale all of it."""
     iterations: Count | None = None
-    """Number of iterations; the steps of the learning rate keep their place in it."""
+    """Number of iterations; the learning-rate steps scale with it."""
     lr: Positive | None = None
     """Learning rate for this batch size; by default it is scaled with the batch size, the iterations inversely."""
     empty: bool = False
-    """Train on images without any object, too; the published settings leave them out."""
+    """Also train on images without objects, which the published settings leave out."""
     precise_bn: NonNegative = 200
     """Training batches over which batch norm statistics are recomputed before testing; 0 for none."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices."""
     max_test_images: Count | None = None
-    """Maximum number of test images, evenly over them; by default all."""
+    """Maximum number of test images, evenly chosen; by default all."""
     logging: DetectionLogging = field(default_factory=DetectionLogging)
     """How often a run logs and saves, and what it keeps."""
 
