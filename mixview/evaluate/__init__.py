@@ -51,7 +51,11 @@ def evaluate_all(encoder: str, **options: Any) -> "list[Result]":
         options: fields of `mixview.evaluate.all.EvaluateAll`, such as `data`.
 
     Example:
-        >>> results = evaluate_all("runs/first", data="imagenette/", fast=True)  # doctest: +SKIP
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> results = evaluate_all("runs/first", fast=True, skip=["svm", "low-shot"], **options)  # doctest: +ELLIPSIS
+        encoder ...
+        >>> [result.protocol for result in results]
+        ['knn', 'linear']
     """
     from mixview.evaluate.all import EvaluateAll
 

@@ -173,7 +173,11 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         ...         train, train_labels, test, test_labels = context.labeled_features()
         ...         means = torch.stack([train[train_labels == label].mean(0) for label in train_labels.unique()])
         ...         yield "top-1", 100 * (torch.cdist(test, means).argmin(1) == test_labels).double().mean().item()
-        >>> result = NearestMean(encoder="runs/first", data="imagenette/").run()  # doctest: +SKIP
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> result = NearestMean(encoder="pixels", **options).run()  # doctest: +ELLIPSIS
+        encoder ...
+        >>> list(result.metrics)
+        ['top-1']
     """
 
     trials: Count = 1

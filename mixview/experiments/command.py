@@ -58,7 +58,8 @@ def run_study(
             their code.
 
     Example:
-        >>> run_study("paper-small", out=Path("study"), cores=2, max_time="8h")  # doctest: +SKIP
+        >>> run_study("paper-small", out=Path("study"), dry_run=True)  # doctest: +ELLIPSIS
+        ...106 runs, 0 done; about ...
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -150,7 +151,8 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
         trust_remote_code: Import the custom methods, mixers and protocols that the studies name. That runs their code.
 
     Example:
-        >>> show(Path("study"))  # doctest: +SKIP
+        >>> show(Path("study"))  # doctest: +ELLIPSIS
+        ...wrote study/results.md and study/results.html
     """
     from rich.console import Console
     from rich.markdown import Markdown
@@ -175,7 +177,8 @@ def merge_results(folder: Path) -> None:
         folder: Folder of the results (the --out of the studies).
 
     Example:
-        >>> merge_results(Path("study"))  # doctest: +SKIP
+        >>> merge_results(Path("study"))  # doctest: +ELLIPSIS
+        confirm: ... results merged
     """
     import shutil
 

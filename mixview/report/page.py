@@ -47,8 +47,9 @@ def report(
         fetch: Read the images of a run from the server that its settings name; otherwise no network is used.
 
     Example:
-        >>> report(["runs/sim", "runs/wbsim"], out=Path("report.html"), images=500)  # doctest: +SKIP
-        PosixPath('report.html')
+        >>> report(["runs/sim", "runs/bsim"], out=Path("report.html"), images=20, workers=0).name  # doctest: +ELLIPSIS
+        wrote report.html...
+        'report.html'
     """
     if images < 2:
         raise ValueError(f"images must be at least 2, for neighbors to be shown, got {images}")

@@ -66,8 +66,13 @@ class Detection(TrainingConfig, Protocol):
     """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN.
 
     Example:
-        >>> protocol = Detection(encoder="runs/first", data="VOCdevkit/VOC2007", max_test_images=100)
-        >>> result = protocol.run()  # doctest: +SKIP
+        >>> scenes = {"count": 8, "size": 32, "objects": "multiple"}
+        >>> few = {"iterations": 1, "batch_size": 2, "max_test_images": 2, "precise_bn": 1, "model": Model(regions=8)}
+        >>> options = {"data": "scenes", "data_options": scenes, "recipe": "small-c4", "out": "detection", "workers": 0}
+        >>> result = Detection(encoder="random", backbone="small", **options, **few).run()  # doctest: +ELLIPSIS
+        encoder ...
+        >>> "mask AP50" in result.metrics
+        True
     """
 
     recipe: str | None = None

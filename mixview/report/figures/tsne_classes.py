@@ -61,8 +61,9 @@ def draw_tsne_classes(
         trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
 
     Example:
-        >>> draw_tsne_classes(["runs/sim", "runs/wbsim"], classes=5)  # doctest: +SKIP
-        [PosixPath('tsne-classes.png'), PosixPath('tsne-classes.svg')]
+        >>> scenes = {"data": "scenes", "classes": 3, "images": 4, "augmentations": 2, "samples": 1, "workers": 0}
+        >>> paths = draw_tsne_classes(["runs/sim", "runs/bsim"], **scenes)  # doctest: +ELLIPSIS
+        wrote tsne-classes.png and tsne-classes.svg...
     """
     if min(classes, images, augmentations, samples) < 1:
         raise ValueError("classes, images, augmentations and samples must all be at least 1")

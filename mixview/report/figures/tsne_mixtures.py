@@ -78,8 +78,8 @@ def draw_tsne_mixtures(
         trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
 
     Example:
-        >>> draw_tsne_mixtures(["runs/sim", "runs/bsim"], mixer="mixup")  # doctest: +SKIP
-        [PosixPath('tsne-mixtures.png'), PosixPath('tsne-mixtures.svg')]
+        >>> paths = draw_tsne_mixtures(["runs/sim", "runs/bsim"], data="scenes", mixer="mixup", workers=0)
+        wrote tsne-mixtures.png and tsne-mixtures.svg
     """
     if not 0 <= pair < COUNT:
         raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")
