@@ -2,8 +2,8 @@
 
 The folder that they run in has what they name.
 Real data and full sizes would take weeks, so options that make a command small are added behind those of the document;
-launchers get two processes on this machine. Scripts run in a copy of what they change. What cannot be run here is looked
-up: `make` says what it would do, `pip` has the extra, and of `srun` the command behind it is run.
+launchers get two processes on this machine. Scripts run in a copy of what they change. What cannot be run here is
+looked up: `make` says what it would do, `pip` has the extra, and of `srun` the command behind it is run.
 """
 
 import os
