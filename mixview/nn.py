@@ -118,7 +118,7 @@ def ema_update(target: nn.Module, online: nn.Module, momentum: float | Tensor) -
     if followers := list(target.parameters()):
         if any(each.dtype in (torch.float16, torch.bfloat16) for each in followers):
             raise TypeError(
-                "a momentum copy in half precision does not move, because its steps are smaller than half a digit: keep "
+                "a momentum copy in half precision does not move, because its steps are below its precision: keep "
                 "the weights in float32 and compute in mixed precision (bf16-mixed instead of bf16-true)"
             )
         onlines = list(online.parameters())
