@@ -35,6 +35,8 @@ CONTINUE_LITTLE = f"{LEARN_LITTLE} --epochs 3"
 SMALLER = {
     "pretrain .*continue/vit": f"{CONTINUE_LITTLE} --size 28 --backbone small-vit --freeze 2 --weights runs/some-vit",
     "pretrain .*continue/": f"{CONTINUE_LITTLE} --backbone resnet18 --stem standard --weights runs/first",
+    "pretrain .*--recipe vit/": f"{LEARN_LITTLE} --devices 1 --optimizer.warmup_epochs 0",
+    "pretrain .*distillation": f"{LEARN_LITTLE} --size 32",
     "pretrain .*--resume": "--epochs 3",
     "pretrain .*--devices": f"{LEARN_LITTLE} --devices 1",
     "pretrain": LEARN_LITTLE,
@@ -96,7 +98,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights = {f"module.encoder_q.{name}": each for name, each in network.state_dict().items()}
         torch.save({"epoch": 200, "arch": "resnet50", "state_dict": weights}, "moco_v2_200ep_pretrain.pth.tar")
         save_weights()
-        write_labels("photos", "labels.csv")
         Path("mine.yaml").write_text("base: small/cpu-simclr\ndata: photos/\nepochs: 3\n")
         learn = ["pretrain", "--data", "photos/", *LEARN_LITTLE.split()]
         labels = [f"{number}.jpg,{'oak' if number % 2 else 'ash'}" for number in range(len(scenes))]
@@ -127,13 +128,6 @@ def save_weights() -> None:
     kept = Path("torch/hub/checkpoints")
     kept.mkdir(parents=True)
     torch.save(weights, kept / Path(torchvision.models.ResNet18_Weights.DEFAULT.url).name)
-
-
-def write_labels(images: str, out: str) -> None:
-    """A CSV file with one of three classes for every image of a folder."""
-    names = sorted(path.name for path in Path(images).iterdir())
-    rows = [f"{name},{('ash', 'oak', 'elm')[number % 3]}" for number, name in enumerate(names)]
-    Path(out).write_text("\n".join(["path,label", *rows]) + "\n")
 
 
 @pytest.fixture
