@@ -52,7 +52,8 @@ def evaluate_all(encoder: str, **options: Any) -> "list[Result]":
 
     Example:
         >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
-        >>> results = evaluate_all("runs/first", fast=True, skip=["svm", "low-shot"], **options)  # doctest: +ELLIPSIS
+        >>> options |= {"fast": True, "skip": ["svm", "low-shot", "segmentation"]}
+        >>> results = evaluate_all("runs/first", **options)  # doctest: +ELLIPSIS
         encoder ...
         >>> [result.protocol for result in results]
         ['knn', 'linear']
