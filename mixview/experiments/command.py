@@ -59,7 +59,7 @@ def run_study(
 
     Example:
         >>> run_study("paper-small", out=Path("study"), dry_run=True)  # doctest: +ELLIPSIS
-        ...106 runs, 0 done; about ...
+        run ...106 runs, 0 done; about ... of core time left
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -152,7 +152,7 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
 
     Example:
         >>> show(Path("study"))  # doctest: +ELLIPSIS
-        ...wrote study/results.md and study/results.html
+        # Results of the studies...wrote study/results.md and study/results.html
     """
     from rich.console import Console
     from rich.markdown import Markdown

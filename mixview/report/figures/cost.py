@@ -109,7 +109,7 @@ def draw_cost(
     Example:
         >>> tiny = {"backbone": "small", "batch_size": 4, "size": 16, "rounds": 1}
         >>> paths = draw_cost(methods=["mocov2"], **tiny)  # doctest: +ELLIPSIS
-        ...wrote cost.png and cost.svg...
+        Relative to SIM...wrote cost.png and cost.svg
     """
     if rounds < 1 or batch_size < 2:
         raise ValueError(f"rounds must be at least 1 and batch_size at least 2, got {rounds} and {batch_size}")
