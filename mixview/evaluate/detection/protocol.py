@@ -71,7 +71,7 @@ class Detection(TrainingConfig, Protocol):
         >>> options = {"data": "scenes", "data_options": scenes, "recipe": "small-c4", "out": "detection", "workers": 0}
         >>> result = Detection(encoder="random", backbone="small", **options, **few).run()  # doctest: +ELLIPSIS
         encoder ...
-        >>> "mask AP50" in result.metrics
+        >>> "AP50" in result.metrics
         True
     """
 
