@@ -1,13 +1,16 @@
 """Pages that are made from the code itself: recipes, protocols, methods, commands and the reference."""
 
+import contextlib
 import importlib
 import inspect
+import io
 import os
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
 from mixview import recipes
+from mixview.cli import COMMANDS, Group, main
 from mixview.evaluate import Protocol
 from mixview.extensions import METHODS, MIXERS, PROTOCOLS
 from mixview.parsing import description_of, help_texts
@@ -132,26 +135,34 @@ def plain(text: str) -> str:
 
 def command_page() -> str:
     """The help of every command, as the program prints it."""
-    from jsonargparse import capture_parser
-
-    from mixview.cli import main
-
-    os.environ["COLUMNS"] = "80"
-    parser = capture_parser(lambda: main(["recipes"]))
-    lines = ["# Every command", ""]
-    for name, each in sorted(commands(parser).items()):
-        lines += [f"## mixview {name}", "", "```text", each.format_help().rstrip(), "```", ""]
+    lines = ["# Every command", "", "```text", help_of().rstrip(), "```", ""]
+    for words in command_names():
+        lines += [f"## mixview {words}", "", "```text", help_of(*words.split()).rstrip(), "```", ""]
     return "\n".join(lines)
 
 
-def commands(parser: Any, prefix: str = "") -> dict[str, Any]:
-    """Parsers by the words that lead to them."""
-    found: dict[str, Any] = {}
-    for action in parser._actions:
-        for name, each in (getattr(action, "_name_parser_map", None) or {}).items():
-            inner = commands(each, f"{prefix}{name} ")
-            found |= inner or {f"{prefix}{name}": each}
-    return found
+def command_names() -> list[str]:
+    """Every command by the words that call it, in the order of the program's own help."""
+    names = []
+    for name, command in COMMANDS.items():
+        names += [f"{name} {each}" for each in command.commands] if isinstance(command, Group) else [name]
+    return names
+
+
+def help_of(*words: str) -> str:
+    """What `mixview ... --help` prints on a terminal of 80 columns."""
+    text = io.StringIO()
+    columns = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            main([*words, "--help"])
+    finally:
+        if columns is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = columns
+    return text.getvalue()
 
 
 def slug(name: str) -> str:

@@ -4,6 +4,7 @@ python examples/with_lightly.py
 """
 
 import argparse
+from functools import partial
 
 import stripes
 import torch
@@ -38,10 +39,11 @@ def main() -> None:
     model = SimCLR(stripes.small_encoder(WIDTH))
     before = stripes.nearest_neighbor_accuracy(model.backbone, train, test)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    augment = partial(stripes.augment, generator=generator)
     mixer = CutMix(alpha=1.0, lam_per="image")  # mixview
     for step in range(options.steps):
-        chosen = train[0][torch.randint(len(train[0]), (128,), generator=generator)]
-        x0, x1 = stripes.augment(chosen, generator), stripes.augment(chosen, generator)
+        images = train[0][torch.randint(len(train[0]), (128,), generator=generator)]
+        x0, x1 = augment(images), augment(images)
         mixture = mixer.draw(x0, generator)  # mixview
         z0, z1 = model(mixture(x0)), model(x1)  # mixview
         loss = nt_xent(z0, z1, mixture, temperature=0.2)  # mixview

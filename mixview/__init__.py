@@ -1,4 +1,4 @@
-"""mixview: image representations without labels, learned from mixed views.
+"""mixview: image encoders trained without labels, from mixed views.
 
 `mixview.mixing`, `mixview.losses` and `mixview.objective` need torch alone and fit into any training loop;
 `mixview.methods` holds SimCLR, MoCo, BYOL, SimSiam and related methods as plain modules around any encoder.

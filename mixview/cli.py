@@ -17,7 +17,7 @@ from mixview.extensions import PROTOCOLS, Registry, is_import_path
 from mixview.io.terminal import print_warnings_plainly, printable, say
 from mixview.options import did_you_mean
 
-ABOUT = "Image representations without labels, learned from mixed views."
+ABOUT = "Train image encoders without labels, from mixed views of your images."
 
 
 class Command(NamedTuple):
@@ -81,7 +81,7 @@ COMMANDS: dict[str, Command | Group] = {
         ("recipes", "recipes paper/mocov2-wbsim"),
     ),
     "evaluate": Group(
-        "Evaluate an encoder, mixview's or anybody's, on labeled images.",
+        "Evaluate an encoder on labeled images.",
         EVALUATE,
         ("evaluate knn runs/first --data imagenette/", "evaluate all runs/first --data imagenette/ --fast"),
         registry=PROTOCOLS,
@@ -93,7 +93,7 @@ COMMANDS: dict[str, Command | Group] = {
         "out data images split title device",
     ),
     "figure": Group(
-        "Draw the figures of the paper from your own images and runs.",
+        "Draw the paper's figures from your own images and runs.",
         {
             "mixtures": Command(
                 "How CutMix and Mixup mix two images.",
@@ -167,7 +167,7 @@ COMMANDS: dict[str, Command | Group] = {
         ),
     ),
     "data": Group(
-        "See, make and pack images.",
+        "List, show, make and pack datasets.",
         {
             "list": Command(
                 "List datasets, formats and augmentations.", "mixview.commands.data:list_datasets", ("data list",)
@@ -196,7 +196,7 @@ COMMANDS: dict[str, Command | Group] = {
         ("selftest", "selftest --device cuda --rounds 50"),
     ),
     "study": Group(
-        "Run many trainings that answer one question.",
+        "Run a grid of pretraining runs that answers one question.",
         {
             "run": Command(
                 "Run a study, or continue it.",

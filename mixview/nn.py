@@ -68,7 +68,7 @@ class MLP(nn.Sequential):
     def forward(self, features: Tensor) -> Tensor:
         if self.training and len(features) == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in self):
             raise ValueError(
-                "a batch of one image cannot be batch-normalized: use a batch of at least 2 a process, and drop a "
+                "a batch of one image cannot be batch-normalized: use a batch of at least 2 per process, and drop a "
                 "short last batch (drop_last=True)"
             )
         return cast(Tensor, super().forward(features))  # type: ignore[no-untyped-call]
@@ -118,8 +118,8 @@ def ema_update(target: nn.Module, online: nn.Module, momentum: float | Tensor) -
     if followers := list(target.parameters()):
         if any(each.dtype in (torch.float16, torch.bfloat16) for each in followers):
             raise TypeError(
-                "a momentum copy in half precision stands still, its steps being smaller than half a digit: keep the "
-                "weights in float32 and compute in mixed precision (bf16-mixed instead of bf16-true)"
+                "a momentum copy in half precision does not move, because its steps are below its precision: keep "
+                "the weights in float32 and compute in mixed precision (bf16-mixed instead of bf16-true)"
             )
         onlines = list(online.parameters())
         if isinstance(momentum, Tensor):
@@ -150,7 +150,7 @@ class KeyQueue(nn.Module):
         size = len(self.keys)
         if len(keys) > size:
             raise ValueError(
-                f"{len(keys)} keys a step do not fit a queue of {size}: use a queue of at least {len(keys)}, "
+                f"{len(keys)} keys per step do not fit a queue of {size}: use a queue of at least {len(keys)}, "
                 "best a multiple of it"
             )
         # The pointer stays a tensor: reading it would wait for the accelerator every step.

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -107,6 +108,32 @@ def test_reference_pages_have_every_recipe_protocol_and_method(generating: Modul
     assert all(f"## {name}\n" in protocols for name in PROTOCOLS.names())
     assert all(f"## {name}\n" in methods for name in METHODS.names())
     assert all(f"| `{name}` |" in methods for name in MIXERS.names())
+
+
+def test_the_page_of_commands_has_the_help_of_each(generating: ModuleType) -> None:
+    page = generating.command_page()
+    names = generating.command_names()
+    assert {"pretrain", "evaluate knn", "study run"} <= set(names)
+    for name in names:
+        assert f"## mixview {name}\n\n```text\nusage: mixview {name}" in page
+    assert page.count("\nexamples:\n") == len(names) + 1
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_commands_are_in_blocks_that_are_run() -> None:
+    """Not in indented blocks, which no test looks at."""
+    for path in DOCUMENTS:
+        text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        assert not re.search(r"\n\n(?: {4}|\t)(?:mixview|python|pip|make) ", text), path
+
+
+def test_installation_is_as_it_works() -> None:
+    """No index has the package, and every extra that a user may need is explained."""
+    for path in DOCUMENTS:
+        assert not re.search(r"pip install [\"']?mixview", path.read_text()), path
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    explained = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE))
+    assert explained == extras.keys() - {"dev", "docs", "examples"}
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def test_split_batch_norm_keeps_what_a_batch_norm_is() -> None:
 
 def test_a_momentum_copy_in_half_precision_is_refused() -> None:
     network = encoder().to(torch.bfloat16)
-    with pytest.raises(TypeError, match=r"stands still.*bf16-mixed instead of bf16-true"):
+    with pytest.raises(TypeError, match=r"does not move.*bf16-mixed instead of bf16-true"):
         ema_update(momentum_copy(network), network, 0.999)
 
 

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import io
 import pkgutil
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from typing import Any
 import pytest
 
 import mixview
+from mixview import pretrain
+from mixview.evaluate import evaluate
+from mixview.train import MonitorConfig
 from tests.test_documents import DOCUMENTS, ROOT, blocks
 
 PACKAGES = ["mixview", *(each.name for each in pkgutil.walk_packages(mixview.__path__, "mixview.") if each.ispkg)]
@@ -52,12 +57,42 @@ def test_no_module_has_the_name_of_something_public() -> None:
         assert not own, f"{package} has modules with the names of {own}"
 
 
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs and the study that examples speak of."""
+    folder = tmp_path_factory.mktemp("world")
+    small = {"data": "scenes", "data_options": {"count": 40, "size": 16}, "backbone": "small", "batch_size": 16}
+    silent = MonitorConfig(estimate=False, loggers="none")
+    objectives = {"sim": "sim", "bsim": "bsim", "alpha-0.5": "bsim", "alpha-1": "bsim"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MIXVIEW_CACHE", str(folder / "cache"))
+        for name, objective in objectives.items():
+            mixing = {"alpha": 0.5 if name == "alpha-0.5" else 1.0}
+            pretrain(
+                **small, epochs=1, workers=0, objective=objective, mixing=mixing, monitor=silent, out=f"runs/{name}"
+            )
+            evaluate(f"runs/{name}", "knn", data="scenes", data_options={"count": 40, "size": 16}, workers=0)
+        shutil.copytree("runs/sim", "runs/first")
+        Path("study/confirm").mkdir(parents=True)
+        shutil.copy(ROOT / "study/confirm/study.yaml", "study/confirm")
+        shutil.copy(
+            ROOT / "study/confirm/results.jsonl", "study/confirm/results-left.jsonl"
+        )  # as a machine leaves them
+    return folder
+
+
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_have_an_example_that_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_names_have_an_example_that_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     target = PUBLIC[name]
     text = vars(target).get("__doc__") if inspect.isclass(target) else target.__doc__
     assert text is not None, f"{name} has no docstring"
     assert ">>> " in text, f"the docstring of {name} has no example"
+    assert "+SKIP" not in text, f"the example of {name} is not run"
+    if re.search(r'"(?:runs|study)/?', text):
+        shutil.copytree(request.getfixturevalue("world"), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIXVIEW_CACHE", str(tmp_path / "cache"))
     space = dict(vars(sys.modules[target.__module__]))

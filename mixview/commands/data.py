@@ -10,7 +10,7 @@ from mixview.io.terminal import plain, printable, say
 
 
 def list_datasets() -> None:
-    """What can be named: data sets and where they are, what a path can be, and augmentations."""
+    """List the datasets and where they are, the formats that a path can have, and the augmentations."""
     from mixview.data.augment import policies as augmentation
     from mixview.data.sources.registry import FORMATS, NAMES, locate_named
 
@@ -41,16 +41,16 @@ def show(
     count: int = 8,
     seed: int = 0,
 ) -> None:
-    """Draw a picture of a source: images with their classes, boxes and masks, their views, and their mixtures.
+    """Draw a picture of a dataset: images with their classes, boxes and masks, their views, and mixtures.
 
     Args:
-        path: a path, an address or a name; `mixview data list` has them.
-        split: train, val, test …; by default the part for training.
-        kind: what the path is, where looking at it would say something else.
-        augment: an augmentation to show the views of, such as mocov2; `mixview data list` has them.
-        out: the picture to write.
-        count: how many images.
-        seed: which images, and how they are mixed.
+        path: Images: a path, an address or a name (see `mixview data list`).
+        split: Split of the data: train, val, test …; by default the one for training.
+        kind: Format of the data (see `mixview data list`); by default it is recognized.
+        augment: Augmentation whose views are shown, such as mocov2 (see `mixview data list`).
+        out: Picture to write.
+        count: Number of images.
+        seed: Seed that chooses the images and mixes them.
     """
     from mixview.data.contact_sheet import contact_sheet, picture_format
     from mixview.data.sources.registry import open_dataset
@@ -79,12 +79,12 @@ def make(
     """Write the built-in synthetic dataset, scenes, to a new folder.
 
     Args:
-        folder: where to; it must not exist, or be empty.
-        count: images to train on.
-        layout: class folders, PASCAL VOC or COCO; the last two with several objects an image.
-        size: of the images, both ways.
-        seed: another seed is another data set.
-        test_count: images to test on; by default a fifth of `count`.
+        folder: Folder to write, which must not exist or be empty.
+        count: Number of training images.
+        layout: Layout: class folders, PASCAL VOC or COCO. The last two have several objects per image.
+        size: Image size in pixels.
+        seed: Seed: each gives other images.
+        test_count: Number of test images; by default a fifth of `count`.
     """
     from mixview.data.synthetic.scenes import Scenes
     from mixview.data.synthetic.writers import write
@@ -105,16 +105,16 @@ def pack(
     format: Literal["jpeg", "pixels"] = "jpeg",
     quality: int = 90,
 ) -> None:
-    """Write a source to one file that is mapped into memory: for small images and slow disks.
+    """Write a dataset to one file that is mapped into memory: for small images and slow disks.
 
     Args:
-        path: a path, an address or a name; `mixview data list` has them.
-        out: the .npz file to write; it must not exist.
-        size: images are shrunk until their shorter side is this.
-        split: train, val, test …; by default the part for training.
-        kind: what the path is, where looking at it would say something else.
-        format: JPEG files, or pixels, for which all images must have one size.
-        quality: of the JPEGs of images that were shrunk; others stay as they are.
+        path: Images: a path, an address or a name (see `mixview data list`).
+        out: The .npz file to write, which must not exist.
+        size: Shorter side in pixels to which larger images are shrunk.
+        split: Split of the data: train, val, test …; by default the one for training.
+        kind: Format of the data (see `mixview data list`); by default it is recognized.
+        format: Format: JPEG files, or pixels, for which all images must have one size.
+        quality: JPEG quality of images that are shrunk; others stay as they are.
     """
     from mixview.data.pack import pack
     from mixview.data.sources.registry import open_dataset

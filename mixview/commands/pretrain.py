@@ -11,8 +11,8 @@ from mixview.train.config import DEFAULT_METHOD, EARLIER, PretrainConfig, from_p
 
 RECIPE = "Recipe to start from (`mixview recipes` lists them), or a YAML file of your own; further options change it."
 METHOD = "Self-supervised method: {}, or your own by import path, such as mine.BarlowTwins."
-TRUST = """Import a backbone, method, mixer or augmentation of your own that a file names: a recipe, or the run that is
-resumed. That runs its code; what you name on the command line needs no such consent."""
+TRUST = """Import a custom backbone, method, mixer or augmentation that a file names (a recipe, or the resumed run).
+That runs its code. What you name on the command line needs no such consent."""
 
 
 def parse(

@@ -16,7 +16,7 @@ def recipes(name: str | None = None, /) -> None:
     """List the recipes, or show one: what it is, what it costs, what the paper measured with it, and its settings.
 
     Args:
-        name: the recipe to show, such as paper/mocov2-wbsim, or a YAML file.
+        name: Recipe to show, such as paper/mocov2-wbsim, or a YAML file.
     """
     if name is None:
         list_recipes()

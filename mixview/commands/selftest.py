@@ -62,16 +62,16 @@ def selftest(
     """Check mixview on this machine's accelerator, and print a table to paste into an issue.
 
     Equality: every method trains a few steps on the device and on the CPU, and every mixer mixes on both. Throughput:
-    SimCLR's step beside one of lightly's parts. Memory: MoCo's step under SIM, BSIM and WBSIM. Synchronized batch norm:
-    two processes against one. What this machine cannot check is said.
+    a step of SimCLR beside one made of lightly's parts. Memory: a step of MoCo under SIM, BSIM and WBSIM. Synchronized
+    batch norm: two processes against one. The table names what this machine cannot check.
 
     Args:
-        device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        checks: equality, throughput, memory and sync_bn, or some of them; by default all.
-        backbone: of throughput and memory; by default resnet50 on an accelerator, and small on a CPU.
-        batch_size: images per step of both; by default 64 on an accelerator, and 16 on a CPU.
-        size: view size in pixels of both; by default 224 on an accelerator, and 32 on a CPU.
-        rounds: steps that are timed, in turn.
+        device: Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one.
+        checks: Checks to run: equality, throughput, memory and sync_bn; by default all.
+        backbone: Backbone for throughput and memory; by default resnet50 on an accelerator, and small on a CPU.
+        batch_size: Images per step for both; by default 64 on an accelerator, and 16 on a CPU.
+        size: View size in pixels for both; by default 224 on an accelerator, and 32 on a CPU.
+        rounds: Steps of each that are timed, in turn.
     """
     place = pick_device(device)
     on_cpu = place.type == "cpu"

@@ -114,5 +114,5 @@ def picture_format(path: Path) -> str:
     """How Pillow calls the format that a file's name asks for."""
     extensions = Image.registered_extensions()
     if (name := extensions.get(path.suffix.lower())) is None:
-        raise ValueError(f"{path} does not say what kind of picture it is to be: end its name in .png or .jpg")
+        raise ValueError(f"{path} does not say the format of the picture: end its name in .png or .jpg")
     return name

@@ -189,7 +189,7 @@ class ImageCache:
     def _locked(self) -> Iterator[int]:
         """The file's descriptor, while no other process changes the file."""
         if fcntl is None:
-            raise OSError(errno.ENOSYS, "this system has no locks of files")
+            raise OSError(errno.ENOSYS, "this system has no file locks")
         descriptor, end = self._open().fileno(), time.monotonic() + LOCK_SECONDS
         while True:
             try:

@@ -42,7 +42,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     if out.suffix != ".npz":
         raise ValueError(f"a packed source is an .npz file, got {out}: call it {out.with_suffix('.npz')}")
     if out.exists():
-        raise FileExistsError(f"{out} is there already: remove it, or name another file")
+        raise FileExistsError(f"{out} exists already: remove it, or name another file")
     if size < 1 or not 1 <= quality <= 100:
         raise ValueError(f"size must be at least 1 and quality within 1 … 100, got {size} and {quality}")
     decoder = Decoder(value_range=find_range(source), eight_bits=True)  # JPEG has no more

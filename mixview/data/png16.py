@@ -55,7 +55,7 @@ def read_png16(data: bytes) -> npt.NDArray[np.uint16]:
         lines = np.frombuffer(raw, np.uint8, rows * stride, start).reshape(rows, stride).copy()
         start += rows * stride
         if not unfilter()(lines, 2 * channels):
-            raise ValueError("a line has a filter that there is not")
+            raise ValueError("a line has an unknown filter")
         values = np.ascontiguousarray(lines[:, 1:]).view(">u2")
         pixels[top::down, left::across] = values.reshape(rows, columns, channels)
     return pixels

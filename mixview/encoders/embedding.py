@@ -81,9 +81,9 @@ class Embedding(ComputeConfig, EncoderConfig):
     data_options: SourceOptions | None = None
     """Further options of the source, such as {"count": 2000, "size": 32} for scenes."""
     stage: Stage = "avgpool"
-    """Which features: avgpool, the encoder's output; of a ResNet also stem, res2 … res5, pooled."""
+    """Stage that the features come from: avgpool (the output), or stem, res2 … res5 of a ResNet, pooled."""
     resize: Literal["crop", "squash"] = "crop"
-    """crop the center of each image, or squash the whole image into a square."""
+    """Crop the center of each image, or squash the whole image into a square."""
 
     def embed(self, *, patches: bool = False) -> Embedded:
         """Features of all the images, or of their patches, from the cache or made now."""

@@ -167,7 +167,9 @@ def tokens_to_maps(tokens: Tensor, prefix: int) -> Tensor:
     patches = tokens[:, prefix:].transpose(1, 2)
     side = math.isqrt(patches.shape[2])
     if side * side != patches.shape[2]:
-        raise ValueError(f"{patches.shape[2]} patch tokens are no square: patch features are of square images only")
+        raise ValueError(
+            f"{patches.shape[2]} patch tokens do not form a square: patch features are for square images only"
+        )
     return patches.reshape(*patches.shape[:2], side, side)
 
 

@@ -36,9 +36,9 @@ class Import:
     """Read an encoder from another program's file."""
 
     file: str
-    """What to read: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face, timm or mixview export."""
+    """File to read: .safetensors, .pth, .onnx, .pt2 or .pkl, or a folder of Hugging Face, timm or mixview export."""
     out: str = "encoder.safetensors"
-    """The file to write: what every command of mixview takes for an encoder."""
+    """Encoder file to write, which every command of mixview takes."""
     backbone: str | None = None
     """The network, where the file does not say it; by default the usual ResNet that fits."""
     size: int | None = None

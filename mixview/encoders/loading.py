@@ -93,16 +93,16 @@ class EncoderConfig:
     encoder: str
     """A run's folder, a file of weights, a model by name, random, or pixels."""
     backbone: str | None = None
-    """The model, for a file that does not say it and for random; by default the ResNet that fits, or resnet50."""
+    """Model, for random and for weights that do not name it; by default the ResNet that fits, or resnet50."""
     weights: str | None = None
     """Weights for a model by name: imagenet, or a file; random by default."""
     size: Side | None = None
-    """Input size in pixels; by default the one it was trained with, or that of the images if they are small."""
+    """Input size in pixels; by default the encoder's own, or that of the images if they are small."""
     channels: Channels = 3
     """Image channels, for an encoder that does not say: 3 for color, 1 for grayscale."""
     value_range: Annotated[str, ROOM] | None = None
     """Black and white of images of more than 8 bits: LO,HI, percentiles such as p1,p99, window, or auto (measured on a
-    sample); by default as in its training."""
+    sample); by default as the encoder was trained."""
     trust_remote_code: bool = False
     """Call the factory of a custom backbone that a run's file names. That runs its code."""
 
@@ -140,9 +140,9 @@ class ComputeConfig:
     """Where an encoder runs."""
 
     device: str = "auto"
-    """cpu, cuda, mps, or auto: an accelerator where there is one."""
+    """Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one."""
     devices: Count = 1
-    """Processes per machine, one accelerator each; torchrun starts them as well."""
+    """Processes per machine, one per accelerator; torchrun can start them instead."""
     workers: Workers | None = None
     """Data-loading processes per device; by default its share of the cores, minus one."""
 

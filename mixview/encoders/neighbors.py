@@ -77,16 +77,16 @@ class FindNeighbors(Embedding):
     neighbors: Count = OUTLIER_NEIGHBORS
     """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
-    """exact compares every pair, graph (usearch) suits very many images and may miss a few; auto decides by number."""
+    """Search: exact compares every pair; graph (usearch) is for very many images and may miss a few; auto decides."""
     out: Annotated[str, ROOM] = "neighbors.png"
-    """The contact sheet to write; a list goes beside it, as .csv."""
+    """Contact sheet to write, with the list beside it as .csv."""
     write_list: Annotated[str, ROOM] | None = None
-    """A list to write, .txt, of the images that are kept: --data takes it. Needs --drop, --diverse or both."""
+    """List of the images to keep, a .txt file that --data accepts. It needs --drop, --diverse or both."""
     drop: str | None = None
-    """What the list leaves out: duplicates (all but the first of each group), outliers (the --count that are found), or
+    """Images to leave out of the list: duplicates (all but the first of each group), outliers (as many as --count), or
     both, as duplicates,outliers."""
     diverse: Count | None = None
-    """Keep only this many in the list: each is the farthest from those that were chosen before it."""
+    """Number of images to keep in the list: each next one is the farthest from those already chosen."""
 
     def run(self) -> list[Finding]:
         """Search, write the sheet and the list, and print the findings."""

@@ -51,7 +51,12 @@ def evaluate_all(encoder: str, **options: Any) -> "list[Result]":
         options: fields of `mixview.evaluate.all.EvaluateAll`, such as `data`.
 
     Example:
-        >>> results = evaluate_all("runs/first", data="imagenette/", fast=True)  # doctest: +SKIP
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> options |= {"fast": True, "skip": ["svm", "low-shot", "segmentation"]}
+        >>> results = evaluate_all("runs/first", **options)  # doctest: +ELLIPSIS
+        encoder ...
+        >>> [result.protocol for result in results]
+        ['knn', 'linear']
     """
     from mixview.evaluate.all import EvaluateAll
 
@@ -62,7 +67,7 @@ def show(folders: Sequence[str]) -> None:
     """Show the results in folders: mean ± std over runs that differ only in the seed.
 
     Args:
-        folders: folders of runs, or those given as --out.
+        folders: Folders of runs, or those given as --out.
 
     Example:
         >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}

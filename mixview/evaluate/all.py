@@ -14,7 +14,7 @@ from mixview.runs.launching import launcher, process_rank
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
-    """Evaluate by every protocol that the labels allow, and say which were left out and why."""
+    """Evaluate by every protocol that the labels allow, and name those that are left out."""
 
     epochs: Epochs | None = None
     """Passes over the images, for all protocols that train on them; by default as published."""

@@ -150,7 +150,7 @@ class DataConfig:
     test: str | None = None
     """Split to evaluate on; by default test, or else val, or else a fifth of the images, which is held out."""
     test_data: str | None = None
-    """Location of the test images, if not with the others."""
+    """Test images, if they are not part of --data."""
     labels: Annotated[str, ROOM] | None = None
     """CSV file with the columns path and label, for images without labels of their own (test_data has its own)."""
     data_options: SourceOptions | None = None
@@ -173,7 +173,11 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         ...         train, train_labels, test, test_labels = context.labeled_features()
         ...         means = torch.stack([train[train_labels == label].mean(0) for label in train_labels.unique()])
         ...         yield "top-1", 100 * (torch.cdist(test, means).argmin(1) == test_labels).double().mean().item()
-        >>> result = NearestMean(encoder="runs/first", data="imagenette/").run()  # doctest: +SKIP
+        >>> options = {"data": "scenes", "data_options": {"count": 50, "size": 16}, "workers": 0}
+        >>> result = NearestMean(encoder="pixels", **options).run()  # doctest: +ELLIPSIS
+        encoder ...
+        >>> list(result.metrics)
+        ['top-1']
     """
 
     trials: Count = 1

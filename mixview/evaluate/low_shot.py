@@ -36,7 +36,7 @@ class LowShot(SVMConfig, Protocol):
     """Evaluate by linear SVMs on 1, 2, 4 … 96 images per class: mean average precision, mean ± std over samples."""
 
     shots: list[Count] = field(default_factory=lambda: list(SHOTS))
-    """Values of k, the number of positives per class; a class with fewer has all of them drawn."""
+    """Values of k, the number of positives per class; a class with fewer uses all of them."""
     samples: Count = 3
     """Number of random draws; the paper's table of α has 5."""
     negatives: Count | None = None

@@ -70,7 +70,8 @@ class Segmentation(ClassifierConfig, Protocol):
     """Evaluate by a linear layer on frozen patch features, upsampled to the labels: mIoU; --fast on stored features."""
 
     stage: Stage = "avgpool"
-    """Which patch features: of a ResNet the maps of stem, res2 … res5; avgpool is the last maps, or a ViT's tokens."""
+    """Stage that the patch features come from: stem, res2 … res5 of a ResNet; avgpool is the last maps, or a ViT's
+    tokens."""
     fast: bool = False
     """Train on features of whole images, squashed into a square, without augmentation: a few minutes instead of hours.
     """

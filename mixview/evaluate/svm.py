@@ -51,7 +51,7 @@ class SVMConfig:
     stage: Stage | None = None
     """Features; by default res5 pooled to 2×2 (the paper writes res4), and the output of encoders without stages."""
     resize: Literal["squash", "crop"] = "squash"
-    """squash the whole image into a square, as published, or crop its center."""
+    """Squash the whole image into a square, as published, or crop its center."""
     fit: FitConfig = field(default_factory=FitConfig)
     """How the SVMs are trained and evaluated."""
 
@@ -94,7 +94,7 @@ class SVM(SVMConfig, Protocol):
     """Evaluate by one linear SVM per class on all training images, as published for VOC2007: mean average precision."""
 
     difficult: Difficult = "negative"
-    """What an object marked difficult makes of its image in training: a negative, as published, or nothing."""
+    """Training images whose objects are marked difficult: a negative, as published, or ignored."""
 
     name: ClassVar[str] = "svm"
     examples: ClassVar[tuple[str, ...]] = (

@@ -43,7 +43,7 @@ class FitConfig:
     """How the SVMs are trained and evaluated; the defaults are the published ones."""
 
     costs: tuple[float, ...] = COSTS
-    """Candidates for C; of equally good ones the first is chosen."""
+    """Candidates for C; the first of equally good ones is chosen."""
     folds: int = 3
     """Folds of the cross-validation that chooses C."""
     positive_weight: float = 2.0
@@ -57,7 +57,7 @@ class FitConfig:
     fallback_cost: float = 1.0
     """C for classes with too few positives to cross-validate."""
     backend: Backend = "batched"
-    """batched, or liblinear, the reference."""
+    """Solver: batched, or liblinear, the reference."""
     tolerance: float | None = None
     """Convergence criterion: relative duality gap for batched (default 1e-12), tol for liblinear (1e-4)."""
     liblinear_dual: bool = True

@@ -46,12 +46,12 @@ class Logging:
     log_every: int = 20
     """Optimizer steps between two lines of metrics."""
     checkpoint_every: int = 0
-    """Optimizer steps between two checkpoints; 0 is one per epoch."""
+    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
     keep: int = 2
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
     loggers: str = "none"
-    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
-    none. The latter two need 'mixview[trackers]'."""
+    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
+    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
     project: str = "mixview"
     """Project of Weights & Biases, and experiment of MLflow."""
     tracking_uri: str | None = None
@@ -126,7 +126,7 @@ class ClassifierConfig(TrainingConfig):
     """Options of the protocols that train a classifier."""
 
     epochs: Epochs | None = None
-    """Passes over the images; by default as published. The steps of the learning rate keep their place in them."""
+    """Passes over the images; by default as published. The learning-rate steps scale with them."""
     lr: Positive | None = None
     """Learning rate; by default as published."""
     logging: Logging = field(default_factory=Logging)

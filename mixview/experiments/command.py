@@ -38,28 +38,28 @@ def run_study(
     machine: str | None = None,
     trust_remote_code: bool = False,
 ) -> None:
-    """Carry out the runs of a study that are not done yet, several at a time; then write tables and plots.
+    """Run what is left of a study, several runs at a time, and write its tables and plots.
 
     Args:
-        study: name of the study (`mixview study list`), or a YAML file of yours.
-        data: folder of the datasets that names such as cifar10 refer to; MIXVIEW_DATA by default.
-        out: folder of the results: one results.jsonl per study, tables, plots.
-        runs: folder for the run directories, which are large: each is removed once it is evaluated.
-        cores: number of runs at a time, one core each.
-        max_time: stop gracefully after this time: 45m, 1h30m; the same command resumes.
-        keep_runs: keep the run directories.
-        dry_run: only list the runs, which of them are done, and the estimated cost of the rest.
-        measure: with dry_run: try a few steps and an evaluation of each kind of run that was not done yet, for an
-            estimate that is a good one.
-        seeds: only these seeds of the study.
-        only: only runs whose names, as --dry-run lists them, contain this text: imagenette-moco-v2.
-        machine: a name for this machine, where several share the folder of results: each takes runs that no other has,
-            and writes a results-NAME.jsonl; `mixview study merge` makes one of them.
-        trust_remote_code: import methods, mixers, protocols and backbones of your own that the study names. That runs
+        study: Name of the study (`mixview study list`), or a YAML file of your own.
+        data: Folder of the datasets that names such as cifar10 refer to; by default MIXVIEW_DATA.
+        out: Folder for the results: one results.jsonl per study, tables, plots.
+        runs: Folder for the run directories, which are large: each is removed once it is evaluated.
+        cores: Number of runs at a time, each on one core.
+        max_time: Stop gracefully after this time: 45m, 1h30m; the same command resumes.
+        keep_runs: Keep the run directories.
+        dry_run: List the runs, which of them are done, and the estimated cost of the rest; run nothing.
+        measure: With dry_run, try a few steps and an evaluation of each new kind of run, for a better estimate.
+        seeds: Seeds to run; by default all of the study.
+        only: Text that the names of the runs must contain, such as imagenette-moco-v2; --dry_run lists the names.
+        machine: Name of this machine, where several share the folder of results. Each takes runs that no other has
+            and writes results-NAME.jsonl; `mixview study merge` merges these files.
+        trust_remote_code: Import the custom methods, mixers, protocols and backbones that the study names. That runs
             their code.
 
     Example:
-        >>> run_study("paper-small", out=Path("study"), cores=2, max_time="8h")  # doctest: +SKIP
+        >>> run_study("paper-small", out=Path("study"), dry_run=True)  # doctest: +ELLIPSIS
+        run ...106 runs, 0 done; about ... of core time left
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -144,14 +144,15 @@ def list_runs(study: "Study", out: Path, place: Path | None = None) -> None:
 def show(folder: Path, trust_remote_code: bool = False) -> None:
     """Write the tables and plots of all studies in a folder from their results, and print the tables.
 
-    They are in results.md, and in results.html, one page for a browser that needs no other file.
+    The tables go to results.md, and to results.html, a page that needs no other file.
 
     Args:
-        folder: the --out of the studies.
-        trust_remote_code: import methods, mixers and protocols of your own that the studies name. That runs their code.
+        folder: Folder of the results (the --out of the studies).
+        trust_remote_code: Import the custom methods, mixers and protocols that the studies name. That runs their code.
 
     Example:
-        >>> show(Path("study"))  # doctest: +SKIP
+        >>> show(Path("study"))  # doctest: +ELLIPSIS
+        # Results of the studies...wrote study/results.md and study/results.html
     """
     from rich.console import Console
     from rich.markdown import Markdown
@@ -168,15 +169,16 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
 
 
 def merge_results(folder: Path) -> None:
-    """Move the results of all machines that shared a folder of studies to the one file of each study.
+    """Merge the results of all machines that shared a folder of studies into one file per study.
 
-    Do so when none of them runs any more.
+    Run it when none of the machines is running any more.
 
     Args:
-        folder: the --out of the studies.
+        folder: Folder of the results (the --out of the studies).
 
     Example:
-        >>> merge_results(Path("study"))  # doctest: +SKIP
+        >>> merge_results(Path("study"))  # doctest: +ELLIPSIS
+        confirm: ... results merged
     """
     import shutil
 

@@ -212,7 +212,7 @@ def merge(folder: Path) -> int:
     paths = sorted(folder.glob("results-*.jsonl"))
     results = [result for path in paths for result in read(path, faults)]
     if faults:
-        raise ValueError(f"{faults[0]}: mend or remove this line first, for nothing may be lost")
+        raise ValueError(f"{faults[0]}: correct or remove this line first, so that nothing is lost")
     new = [result for result in results if digest(asdict(result)) not in known]  # a merge may have been killed
     for result in sorted(new, key=lambda result: result.made):
         append(result, folder / FILE)

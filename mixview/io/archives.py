@@ -62,7 +62,7 @@ def array_header(member: Any, size: int) -> tuple[tuple[int, ...], bool, np.dtyp
     if dtype.hasobject:
         raise ValueError("it holds objects")
     if declared != size - header:
-        raise ValueError(f"its header speaks of {declared} bytes, and {size - header} are there")
+        raise ValueError(f"its header claims {declared} bytes, and {size - header} are there")
     return shape, fortran, dtype, header
 
 

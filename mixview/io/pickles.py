@@ -73,7 +73,7 @@ def no_call(*_: object) -> NoReturn:
 def encode_text(text: object, encoding: object) -> bytes:
     """What `_codecs.encode` is to pickles of protocol 2: how Python 3 writes bytes."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise UntrustedPickle("encodes something else than bytes")
+        raise UntrustedPickle("encodes something other than bytes")
     return text.encode("latin1")
 
 

@@ -119,7 +119,7 @@ class BYOLConfig(MethodConfig):
     dim: Width = 256
     """Width of the projections."""
     target: Literal["parents", "interpolated"] = "parents"
-    """What a mixture predicts: both parents in turn, or one target between them."""
+    """Target of a mixture: both parents in turn, or one target between them."""
 
     def resolve(self, run: RunLength) -> Self:
         return replace(self, momentum=momentum_for(self.momentum, 0.996, run.steps))

@@ -83,7 +83,7 @@ class Distillation(Method):
         target: `"parents"`, or `"mixture"`.
         teacher_view: `"same"`, the teacher sees the student's view, or `"other"`.
         standardize: give every dimension of the teacher's features mean 0 and variance 1, by batch statistics: those of
-            the view's (micro-)batch over all processes, not those of the data set.
+            the view's (micro-)batch over all processes, not those of the dataset.
 
     Example:
         >>> from mixview import wbsim
@@ -230,7 +230,7 @@ class DistillationConfig(MethodConfig):
     loss: Literal["cosine", "smooth_l1"] = "cosine"
     """Regression of normalized features (Eq. 4), or smooth L1 on features as they are."""
     target: Literal["parents", "mixture"] = "parents"
-    """What the teacher sees of a mixture: its unmixed parents, weighted by lam, or the mixture itself."""
+    """Input of the teacher: the unmixed parents, weighted by lam, or the mixture itself."""
     teacher_view: Literal["same", "other"] = "same"
     """The view that the teacher sees: the student's, or the other one."""
     standardize: bool = False

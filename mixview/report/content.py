@@ -123,8 +123,9 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
     if runs and gallery.count < showing.images:
         notes.append(f"Every run is shown with {gallery.count} images, not {showing.images}, to keep the page light.")
     evaluations = tabulate(runs, gathered.others)
+    now = datetime.now(UTC)
     return {
-        "made": datetime.now(UTC).strftime("%-d %B %Y, %H:%M UTC"),
+        "made": f"{now:%B} {now.day}, {now:%Y, %H:%M} UTC",
         "version": mixview.__version__,
         "runs": descriptions,
         "sets": gallery.contents(),

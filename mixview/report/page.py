@@ -32,23 +32,24 @@ def report(
     trust_remote_code: bool = False,
     fetch: bool = False,
 ) -> Path:
-    """Write one page, a single file without network, that shows and compares what runs learned.
+    """Compare runs on one HTML page: a single file, which needs no network.
 
     Args:
-        runs: their folders; also such that hold results only (--out of mixview evaluate).
-        out: the page to write; again for a run that is still going.
-        images: number of images per dataset, at most; fewer if the page would become too large.
-        data: images to show instead of those that each run held out: a path or a name, see `mixview data list`.
-        split: part of these images.
-        title: title of the page.
-        device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        workers: processes that read images; by default the cores, less one.
-        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
-        fetch: read the images of a run from the server that its settings name; otherwise no network is used.
+        runs: Folders of the runs, or of results alone (--out of mixview evaluate).
+        out: Page to write. Write it again for a run that goes on.
+        images: Maximum number of images per dataset; fewer where the page would become too large.
+        data: Images to show instead of those that each run held out: a path or a name (see `mixview data list`).
+        split: Split of these images, such as train or val.
+        title: Title of the page.
+        device: Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one.
+        workers: Processes that read images; by default the cores, minus one.
+        trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
+        fetch: Read the images of a run from the server that its settings name; otherwise no network is used.
 
     Example:
-        >>> report(["runs/sim", "runs/wbsim"], out=Path("report.html"), images=500)  # doctest: +SKIP
-        PosixPath('report.html')
+        >>> report(["runs/sim", "runs/bsim"], out=Path("report.html"), images=20, workers=0).name  # doctest: +ELLIPSIS
+        wrote report.html...
+        'report.html'
     """
     if images < 2:
         raise ValueError(f"images must be at least 2, for neighbors to be shown, got {images}")

@@ -83,10 +83,10 @@ def held_out(run: ReportRun, data: Data, fetch: bool = False) -> tuple[Source, s
     """The images that a run did not learn from, or all of them where none was held out; and a description of them."""
     name, options = origin(run, fetch)
     if data.queries is not None:
-        return data.queries, f"{name}: images that were not learned from"
+        return data.queries, f"{name}: images that were not trained on"
     for part, other in other_parts(name, data.source, ("val", "test"), **options):
-        return other, f"{name}, {part} part: images that were not learned from"
-    return data.train, f"{name}: the images that were learned from, for none were held out"
+        return other, f"{name}, {part} part: images that were not trained on"
+    return data.train, f"{name}: the training images, because none were held out"
 
 
 def changed_data(run: ReportRun, data: Data) -> str | None:

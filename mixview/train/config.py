@@ -96,7 +96,7 @@ class MixingConfig:
     prob: Annotated[float, MoreThan(0), AtMost(1)] = 1.0
     """Probability that an image, pair or batch (see lam_per) is mixed; the others stay unmixed, in the same passes."""
     anchors: Literal["all", "one_per_pair"] = "all"
-    """Encode the mixture of every image, or only one of the two of each mutual pair, at half the cost."""
+    """Encode the mixture of every image, or only one of the two of each mutual pair, for half the cost."""
     grid: Annotated[int, AtLeast(1), AtMost(64)] = 4
     """PatchMix: cells per side."""
     parents: Annotated[int, AtLeast(2), AtMost(64)] = 2
@@ -106,9 +106,9 @@ class MixingConfig:
     sim_weight: NonNegativeFloat = 0.5
     """Weight w2 of the unmixed term of WBSIM."""
     mix_groups: Count = 1
-    """Mix within this many parts of each device's batch, as so many devices would."""
+    """Number of parts of each device's batch to mix within, as that many devices would."""
     warmup: tuple[Share, Share] | None = None
-    """Two shares of training: nothing is mixed before the first, and the partner's part grows until the second."""
+    """Two fractions of training: nothing is mixed before the first, and the partner's share grows until the second."""
 
     def __post_init__(self) -> None:
         check_options(self, "mixing")
@@ -133,7 +133,7 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 1e-4
     """Weight decay: added to the gradient (sgd, lars) or decoupled from it (adamw)."""
     weight_decay_end: NonNegativeFloat | None = None
-    """Weight decay at the end of training, to which it moves along a cosine (DINO); by default it stays."""
+    """Weight decay at the end of training, reached along a cosine (DINO); by default it is constant."""
     momentum: Decay = 0.9
     """Momentum of sgd and lars."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -141,7 +141,7 @@ class OptimizerConfig:
     decay_norm_and_bias: bool | None = None
     """Decay norm layers and biases too. By default as published: with sgd, but not with lars and adamw."""
     schedule: Literal["cosine", "steps", "constant"] = "cosine"
-    """How lr falls after the warm-up: along a cosine to 0, in steps, or not at all."""
+    """Decay of lr after the warm-up: along a cosine to 0, in steps, or none."""
     warmup_epochs: NonNegativeFloat = 0.0
     """Epochs of linear warm-up from 0."""
     milestones: tuple[int, ...] = ()
@@ -155,8 +155,8 @@ class OptimizerConfig:
     norm_and_bias_rate: Positive = 1.0
     """Learning rate of norm layers and biases relative to everything else (Barlow Twins)."""
     layer_decay: Annotated[float, MoreThan(0), AtMost(1)] | None = None
-    """Learning rate of each layer of the encoder relative to the layer above it: 0.75 lets the first layers of weights
-    to start from change least. By default all layers learn alike."""
+    """Learning rate of each layer of the encoder relative to the layer above it: 0.75 changes the first layers of
+    pretrained weights least. By default all layers learn alike."""
     clip: Positive | None = None
     """Maximum norm of the gradient; by default it is not clipped."""
 
@@ -195,8 +195,8 @@ class MonitorConfig:
     keep: Count = 2
     """Number of checkpoints to keep."""
     loggers: str = "tensorboard"
-    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
-    none. The latter two need 'mixview[trackers]'."""
+    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
+    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
     project: Annotated[str, ROOM] = "mixview"
     """Project of Weights & Biases, and experiment of MLflow."""
     tracking_uri: str | None = None
@@ -220,7 +220,7 @@ class PretrainConfig:
     """
 
     data: str | None = None
-    """Images to learn from: a folder, or any other path, address or name (see `mixview data list`)."""
+    """Training images: a folder, or any other path, address or name (see `mixview data list`)."""
     out: Annotated[str, ROOM] = "runs/first"
     """Run directory, which must not exist: settings, metrics, checkpoints, pictures and the encoder."""
     # A `MethodConfig` after construction, whose type would need torch.
@@ -252,9 +252,9 @@ class PretrainConfig:
     min_crop_scale: Annotated[float, MoreThan(0), AtMost(1)] | None = None
     """Smallest share of an image that a view shows, 0 to 1; by default the augmentation's own."""
     size: Side | None = None
-    """View size in pixels; by default that of the images where they are small, else 224."""
+    """View size in pixels; by default 224, or the size of the images if they are small."""
     channels: Channels = 3
-    """Channels of the images: 3 for color, 1 for grayscale, more for what is stored so."""
+    """Channels of the images: 3 for color, 1 for grayscale, or as many as the files have."""
     value_range: Annotated[str, ROOM] = "auto"
     """Black and white of images of more than 8 bits: auto (measured on a sample), LO,HI, percentiles such as p1,p99, or
     window (each DICOM file's own)."""
@@ -262,13 +262,13 @@ class PretrainConfig:
     weights: str | None = None
     """Initial weights: imagenet, a file, or an earlier run. They are evaluated first, as epoch 0."""
     freeze: NonNegative | None = None
-    """Keep the first layer (the stem, or the patch embedding) and this many stages of a ResNet, or blocks of a ViT, as
-    they are."""
+    """Number of stages of a ResNet, or blocks of a ViT, to freeze; the first layer (the stem, or the patch embedding)
+    is frozen with them."""
     stop_if_worse: bool = False
     """Stop when the k-NN accuracy is below that of the initial weights three times in a row, and keep the best encoder;
     at the end, too, if it is below."""
     stem: Literal["auto", "small", "standard"] = "auto"
-    """Stem of a ResNet: small (3×3, no pooling) or standard; auto goes by the size of the views. Of small-vit: patches
+    """Stem of a ResNet: small (3×3, no pooling) or standard; auto decides by the view size. Of small-vit: patches
     of 4 or of 16 pixels."""
     zero_init: bool | None = None
     """Start every residual block of a ResNet as a shortcut; by default as published with the method."""
@@ -297,9 +297,9 @@ class PretrainConfig:
     nodes: Count | Literal["auto"] = "auto"
     """Number of machines; auto is as many as torchrun or srun started processes on."""
     accelerator: Accelerator = "auto"
-    """cpu, cuda, mps, or auto."""
+    """Kind of device: cpu, cuda, mps, or auto, which takes an accelerator where there is one."""
     precision: Precision = "auto"
-    """Numeric precision; auto is bf16-mixed on accelerators that compute in it, else 32-true. Most CPUs are many times
+    """Numeric precision; auto is bf16-mixed on accelerators that support it, else 32-true. Most CPUs are many times
     slower with mixed precision."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices, unless the method shuffles its batches instead (MoCo)."""
@@ -310,10 +310,11 @@ class PretrainConfig:
     workers: Workers | None = None
     """Processes per device that read and augment images; by default the device's share of the cores, minus one."""
     augment_device: Literal["cpu", "device"] = "cpu"
-    """Where views are made: in the workers, or on the accelerator, which helps when there are few cores beside it."""
+    """Device that makes the views: the CPU (in the workers), or the accelerator, which helps when it has few CPU
+    cores."""
     cache: Annotated[str, ROOM] | None = None
-    """Folder for shrunk copies of the images, which are made in the first epoch and read from then on, by any number of
-    runs: for large photographs and slow disks. Views are made of the copies from the beginning."""
+    """Folder for shrunk copies of the images, for large photographs and slow disks. The first epoch writes them, and
+    any number of runs read them. Views always come from the copies."""
     cache_size: Side | None = None
     """Shorter side of the copies in pixels; by default 12/7 of the views', 384 for 224."""
     exact_decoding: bool = False
@@ -325,8 +326,8 @@ class PretrainConfig:
     max_time: str | Positive | None = None
     """Stop gracefully after this time: 45m, 1h30m, 2d."""
     profile: Count | None = None
-    """Profile this many steps, such as 50: print what takes their time, and write trace.json.gz, a trace that
-    ui.perfetto.dev opens, to the run directory."""
+    """Number of steps to profile, such as 50. Prints the slowest parts, and writes trace.json.gz, which ui.perfetto.dev
+    opens, to the run directory."""
     resume: bool = False
     """Resume the run in `out`, bit-exact; a larger `epochs` extends it."""
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_packed_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"call it .*packed.npz"):
         pack(source, tmp_path / "packed.tar")
     pack(source, tmp_path / "packed.npz")
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         pack(source, tmp_path / "packed.npz")
 
 

@@ -327,7 +327,7 @@ def test_an_encoder_without_patches() -> None:
         PatchMaps(Means())(torch.rand(1, 3, 8, 8))
     with pytest.raises(ValueError, match="has no stage res3, only a ResNet has: use avgpool"):
         PatchMaps(backbones.build("small-vit", size=16).encoder, "res3")
-    with pytest.raises(ValueError, match="5 patch tokens are no square"):
+    with pytest.raises(ValueError, match="5 patch tokens do not form a square"):
         tokens_to_maps(torch.zeros(1, 6, 2), 1)
 
 

@@ -244,7 +244,7 @@ def test_moco_enqueues_every_micro_batch_once_and_a_short_last_batch() -> None:
     assert torch.equal(method.queue.keys[23], first[0])
     assert torch.equal(method.queue.keys[:9], first[1:])
     assert int(method.queue.pointer) == 9
-    with pytest.raises(ValueError, match="25 keys a step do not fit a queue of 24: use a queue of at least 25"):
+    with pytest.raises(ValueError, match="25 keys per step do not fit a queue of 24: use a queue of at least 25"):
         method.update(torch.randn(25, 5), progress=0)
 
 

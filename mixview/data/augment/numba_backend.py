@@ -70,14 +70,14 @@ def compile_kernels(name: str) -> Any:
         import numba
         from numba.core import event
     except ImportError as error:
-        logger.warning("numba is missing, so that views are made the slow way (pip install numba): %s", error)
+        logger.warning("numba is missing, so views are made the slow way (pip install numba): %s", error)
         return None
 
     chosen = numba.config.CACHE_DIR  # the user's, where there is one
     folder = Path(chosen) if chosen else writable_folder()
     if chosen and folder is not None and folder.is_dir() and (reason := others_can_write(folder)) is not None:
         logger.warning(
-            "compiled code is not kept in NUMBA_CACHE_DIR, which would run what others put there: %s", reason
+            "compiled code is not kept in NUMBA_CACHE_DIR, where others could put code of their own: %s", reason
         )
         folder = writable_folder()
 
@@ -100,7 +100,7 @@ def compile_kernels(name: str) -> Any:
 
             return getattr(numba_kernels, name)(cache=folder is not None)
     except Exception as error:  # a Numba that does not fit its LLVM, or numpy: training goes on without
-        logger.warning("numba cannot compile, so that views are made the slow way: %s", error)
+        logger.warning("numba cannot compile, so views are made the slow way: %s", error)
         return None
     finally:
         numba.config.CACHE_DIR = chosen

@@ -191,7 +191,7 @@ class Normalize:
             numbers = [float(each) for each in text.split(",")]
         except ValueError:
             raise ValueError(
-                f"{brief(text)} is no normalization: give imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
+                f"{brief(text)} is not a normalization: give imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
             ) from None
         if len(numbers) % 2:
             raise ValueError(

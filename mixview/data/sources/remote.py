@@ -167,7 +167,7 @@ class RemoteFile(io.RawIOBase):
         stop = min(start + count, self._size)
         if stop - start > MAX_READ:
             raise SourceError(
-                f"{self.url} is said to hold {stop - start} bytes in one piece, more than any image: check the file"
+                f"{self.url} claims to hold {stop - start} bytes in one piece, more than any image: check the file"
             )
         with self._lock:
             if start < self._start or stop > self._start + len(self._buffer):
@@ -223,7 +223,7 @@ class RemoteFile(io.RawIOBase):
                 )
             if not start <= int(match[2]) < min(stop, int(match[3])):
                 raise SourceError(
-                    f"the server of {self.url} answers with {sent!r} to the question for bytes {start}-{stop - 1}: use "
+                    f"the server of {self.url} answers with {sent!r} to a request for bytes {start}-{stop - 1}: use "
                     "another server (nginx, S3 …), or download the file"
                 )
             version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""

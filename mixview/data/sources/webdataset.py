@@ -213,12 +213,12 @@ class Bounded(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= MAX_BYTES:
-            raise tarfile.ReadError(f"a header speaks of {size} bytes")
+            raise tarfile.ReadError(f"a header claims {size} bytes")
         return self._file.read(size)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if offset < 0 or offset > 1 << 62:
-            raise tarfile.ReadError(f"a header speaks of byte {offset}")
+            raise tarfile.ReadError(f"a header points to byte {offset}")
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:

@@ -73,7 +73,9 @@ def check_write(splits: Sequence[Scenes], folder: Path, layout: Layout) -> None:
     if len({split.classes for split in splits}) > 1:
         raise ValueError("the splits must have the same classes: make them with the same `classes`")
     if layout == "folder" and any(split.arrangement != "single" for split in splits):
-        raise ValueError('a folder a class holds images of one object: use layout "voc" or "coco", or objects="single"')
+        raise ValueError(
+            'a folder per class holds images of one object: use layout "voc" or "coco", or objects="single"'
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists: remove it, or write to another folder")
 

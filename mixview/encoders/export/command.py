@@ -142,7 +142,7 @@ def check(source: ExportSource, exported: ExportedFiles) -> float:
         other = [name for name, each in own.items() if name not in tensors or not torch.equal(tensors[name], each)]
         if other:
             raise ValueError(
-                f"{other[0]} is not what it was once it is read back, so nothing was kept: use --format safetensors, "
+                f"{other[0]} differs when it is read back, so nothing was kept: use --format safetensors, "
                 "and report this network"
             )
         return 0.0
@@ -154,7 +154,7 @@ def check(source: ExportSource, exported: ExportedFiles) -> float:
     scale = max(1.0, float(expected.abs().max()))
     if not difference <= TOLERANCE * scale:
         raise ValueError(
-            f"{' and '.join(exported.by)} makes other features of what was written (they differ by {difference:g}), so "
+            f"{' and '.join(exported.by)} computes other features from the export (they differ by {difference:g}), so "
             "nothing was kept: use --format safetensors, and report this network"
         )
     return difference

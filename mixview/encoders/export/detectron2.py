@@ -60,7 +60,7 @@ def to_detectron2(state: Mapping[str, Tensor]) -> Arrays:
         arrays[detectron2_name(name)] = tensor.detach().cpu().contiguous().numpy().copy()
     if "stem.conv1.weight" not in arrays:
         raise ValueError(
-            "these are not the tensors of a ResNet, there is no conv1.weight: export a ResNet for Detectron2"
+            "these are not the tensors of a ResNet, which has a conv1.weight: export a ResNet for Detectron2"
         )
     if arrays["stem.conv1.weight"].shape[2:] != (7, 7):
         raise ValueError(

@@ -31,7 +31,7 @@ class MixviewModel(PreTrainedModel):
         spec = check_spec(config.spec)
         if spec is None:
             raise ValueError(
-                f"the config says of no network how to build it (spec is {config.spec!r}): export it again"
+                f"the config does not say how to build the network (spec is {config.spec!r}): export it again"
             )
         self.encoder = rebuild("the folder", spec, trust_remote_code=False)
         self.post_init()  # type: ignore[no-untyped-call, unused-ignore]

@@ -53,9 +53,9 @@ class Model:
     anchors: tuple[int, ...] = (32, 64, 128, 256, 512)
     """Sides of the anchors in pixels, each in three shapes. An FPN has one per level, of five levels."""
     sampled: int = 256
-    """Anchors per image that the proposals are trained on, at most half of them on objects."""
+    """Anchors per image that train the proposals, at most half of them on objects."""
     regions: int = 512
-    """Regions per image that are trained on, at most a quarter of them on objects."""
+    """Training regions per image, at most a quarter of them on objects."""
     proposals: int = 1000
     """Regions per image in testing."""
     pooled: int | None = None
@@ -85,7 +85,7 @@ class Scales:
     test: int = 800
     """Shorter side in testing."""
     longest: int = 1333
-    """Maximum longer side: the shorter side of longer images is shorter."""
+    """Maximum longer side; elongated images are shrunk to fit."""
 
     def __post_init__(self) -> None:
         if not self.train or min(*self.train, self.test, self.longest) < 32:

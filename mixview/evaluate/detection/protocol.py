@@ -52,8 +52,13 @@ class Detection(TrainingConfig, Protocol):
     """Evaluate by detection and instance segmentation: everything fine-tuned as a Faster or Mask R-CNN.
 
     Example:
-        >>> protocol = Detection(encoder="runs/first", data="VOCdevkit/VOC2007", max_test_images=100)
-        >>> result = protocol.run()  # doctest: +SKIP
+        >>> scenes = {"count": 8, "size": 32, "objects": "multiple"}
+        >>> few = {"iterations": 1, "batch_size": 2, "max_test_images": 2, "precise_bn": 1, "model": Model(regions=8)}
+        >>> options = {"data": "scenes", "data_options": scenes, "recipe": "small-c4", "out": "detection", "workers": 0}
+        >>> result = Detection(encoder="random", backbone="small", **options, **few).run()  # doctest: +ELLIPSIS
+        encoder ...
+        >>> "AP50" in result.metrics
+        True
     """
 
     recipe: str | None = None
@@ -65,17 +70,17 @@ class Detection(TrainingConfig, Protocol):
     schedule: Schedule = field(default_factory=Schedule)
     """The published schedule: --batch_size, --iterations and --lr scale all of it."""
     iterations: Count | None = None
-    """Number of iterations; the steps of the learning rate keep their place in it."""
+    """Number of iterations; the learning-rate steps scale with it."""
     lr: Positive | None = None
     """Learning rate for this batch size; by default it is scaled with the batch size, the iterations inversely."""
     empty: bool = False
-    """Train on images without any object, too; the published settings leave them out."""
+    """Also train on images without objects, which the published settings leave out."""
     precise_bn: NonNegative = 200
     """Training batches over which batch norm statistics are recomputed before testing; 0 for none."""
     sync_bn: bool = True
     """Synchronize batch norm over all devices."""
     max_test_images: Count | None = None
-    """Maximum number of test images, evenly over them; by default all."""
+    """Maximum number of test images, evenly chosen; by default all."""
     logging: DetectionLogging = field(default_factory=DetectionLogging)
     """How often a run logs and saves, and what it keeps."""
 

@@ -18,7 +18,7 @@ class Schedule:
     """The published schedule for a batch size; another batch size scales it."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
-    """sgd, as published, or adamw, which gets further in a few hundred iterations."""
+    """Optimizer: sgd, as published, or adamw, which gets further in a few hundred iterations."""
     iterations: int = 24000
     """Optimizer steps."""
     batch_size: int = 16
@@ -132,12 +132,12 @@ class DetectionLogging:
     checkpoint_every: int = 1000
     """Iterations between two checkpoints."""
     keep: int = 2
-    """Checkpoints that are kept."""
+    """Number of checkpoints to keep."""
     pictures: int = 8
-    """Test images that are drawn with their detections and their annotations."""
+    """Number of test images to draw, with detections and annotations."""
     loggers: str = "tensorboard"
-    """Where metrics go besides the run directory: tensorboard, mlflow, wandb, several of them as tensorboard,mlflow, or
-    none. The latter two need 'mixview[trackers]'."""
+    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
+    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
     project: str = "mixview"
     """Project of Weights & Biases, and experiment of MLflow."""
     tracking_uri: str | None = None

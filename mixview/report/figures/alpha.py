@@ -52,13 +52,13 @@ def draw_alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | 
     Runs that differ in any other setting are on different curves.
 
     Args:
-        runs: their folders.
-        out: OUT.png and OUT.svg are written.
-        metrics: which, such as "knn top-1"; by default all that runs of two α have, at most four.
+        runs: Folders of the runs.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        metrics: Metrics to draw, such as "knn top-1"; by default all that runs of two values of α have, at most four.
 
     Example:
-        >>> draw_alpha(["runs/alpha-0.25", "runs/alpha-1"], metrics=["knn top-1"])  # doctest: +SKIP
-        [PosixPath('alpha.png'), PosixPath('alpha.svg')]
+        >>> paths = draw_alpha(["runs/alpha-0.5", "runs/alpha-1"], metrics=["knn top-1"])
+        wrote alpha.png and alpha.svg
     """
     panels = gather_curves(open_runs(runs))
     compared = {name for name, curves in panels.items() if any(len(curve.points) > 1 for curve in curves)}

@@ -25,9 +25,9 @@ def draw_beta(
     """Draw the densities of Beta(α, α): how often a mixture has how much of its first image.
 
     Args:
-        runs: folders of runs whose α are drawn too.
-        out: OUT.png and OUT.svg are written.
-        alphas: which ones; by default those of the paper, 0.1 and 4.
+        runs: Folders of runs whose values of α are drawn, too.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        alphas: Values of α; by default those of the paper, 0.1 and 4.
 
     Example:
         >>> paths = draw_beta(out=Path("beta"), alphas=[0.25, 1.0])

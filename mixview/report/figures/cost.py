@@ -93,22 +93,23 @@ def draw_cost(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> list[Path]:
-    """Measure memory and time of a step under SIM, BSIM and WBSIM here, and draw them beside the paper's.
+    """Measure the memory and time of a step under SIM, BSIM and WBSIM, and draw them beside the paper's.
 
     Args:
-        runs: folders of runs whose method, backbone, batch and size are measured.
-        out: OUT.png and OUT.svg are written.
-        methods: without runs, which ones; by default mocov2, byol and swav, those of the paper's tables.
-        backbone: without runs.
-        batch_size: images per step, without runs; the paper has 32 (MoCo), 256 (BYOL) and 64 (SwAV) per GPU.
-        size: of the images, without runs.
-        rounds: steps of each that are timed, in turn, after one that is not.
-        device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        runs: Folders of runs whose method, backbone, batch and size are measured.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        methods: Methods, if no runs are given; by default those of the paper's tables: mocov2, byol and swav.
+        backbone: Backbone, if no runs are given.
+        batch_size: Images per step, if no runs are given; the paper has 32 (MoCo), 256 (BYOL) and 64 (SwAV) per GPU.
+        size: Image size in pixels, if no runs are given.
+        rounds: Steps of each that are timed, in turn, after one to warm up.
+        device: Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one.
+        trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
 
     Example:
-        >>> draw_cost(methods=["mocov2"], backbone="resnet18", batch_size=4)  # doctest: +SKIP
-        [PosixPath('cost.png'), PosixPath('cost.svg')]
+        >>> tiny = {"backbone": "small", "batch_size": 4, "size": 16, "rounds": 1}
+        >>> paths = draw_cost(methods=["mocov2"], **tiny)  # doctest: +ELLIPSIS
+        Relative to SIM...wrote cost.png and cost.svg
     """
     if rounds < 1 or batch_size < 2:
         raise ValueError(f"rounds must be at least 1 and batch_size at least 2, got {rounds} and {batch_size}")

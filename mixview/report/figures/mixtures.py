@@ -29,12 +29,12 @@ def draw_mixtures(
     """Draw how CutMix and Mixup mix two images, over λ, the share of the first one.
 
     Args:
-        images: a run's folder, or any images by path or name.
-        out: OUT.png and OUT.svg are written.
-        lams: the shares to show; by default 0.9, 0.7, 0.5, 0.3 and 0.1.
-        pairs: how many pairs of images.
-        split: which part of the images.
-        seed: which images, and where the boxes are.
+        images: Folder of a run, or any images by path or name.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        lams: Shares of the first image to show; by default 0.9, 0.7, 0.5, 0.3 and 0.1.
+        pairs: Number of pairs of images.
+        split: Split of the images, such as train or val.
+        seed: Seed that chooses the images and places the boxes.
 
     Example:
         >>> paths = draw_mixtures("scenes", out=Path("mixtures"), lams=[0.7, 0.3])

@@ -43,26 +43,27 @@ def draw_tsne_classes(
     workers: int | None = None,
     trust_remote_code: bool = False,
 ) -> list[Path]:
-    """Draw where encoders place augmented images of some classes, several times with other images.
+    """Draw where encoders place augmented images of some classes, for several samples of images.
 
     Args:
-        runs: folders of runs, one row each.
-        out: OUT.png and OUT.svg are written.
-        data: labeled images by path or name; by default those that the first run held out.
-        split: which part of them.
-        classes: how many classes, the first ones.
-        images: of each class.
-        augmentations: of each image.
-        samples: how often other images are drawn, one column each.
-        augment: the augmentation by name; by default that of the first run.
-        seed: which images, and how they are augmented.
-        device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        workers: processes that read images.
-        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        runs: Folders of runs; each is a row.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        data: Labeled images by path or name; by default those that the first run held out.
+        split: Split of the images, such as train or val.
+        classes: Number of classes; the first ones are taken.
+        images: Images per class.
+        augmentations: Augmented views per image.
+        samples: Number of samples of images; each is a column.
+        augment: Augmentation by name; by default that of the first run.
+        seed: Seed that chooses the images and augments them.
+        device: Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one.
+        workers: Processes that read images.
+        trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
 
     Example:
-        >>> draw_tsne_classes(["runs/sim", "runs/wbsim"], classes=5)  # doctest: +SKIP
-        [PosixPath('tsne-classes.png'), PosixPath('tsne-classes.svg')]
+        >>> scenes = {"data": "scenes", "classes": 3, "images": 4, "augmentations": 2, "samples": 1, "workers": 0}
+        >>> paths = draw_tsne_classes(["runs/sim", "runs/bsim"], **scenes)  # doctest: +ELLIPSIS
+        wrote tsne-classes.png and tsne-classes.svg...
     """
     if min(classes, images, augmentations, samples) < 1:
         raise ValueError("classes, images, augmentations and samples must all be at least 1")

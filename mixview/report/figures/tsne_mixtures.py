@@ -63,23 +63,23 @@ def draw_tsne_mixtures(
     workers: int | None = None,
     trust_remote_code: bool = False,
 ) -> list[Path]:
-    """Draw where encoders place 32 images and their 32 mixtures (image i with image 31-i), run beside run.
+    """Draw where encoders place 32 images and their 32 mixtures (image i with image 31-i), run by run.
 
     Args:
-        runs: folders of runs, SIM before BSIM to have them side by side as in the paper.
-        out: OUT.png and OUT.svg are written.
-        data: images by path or name; by default those that the first run held out.
-        pair: the image whose mixtures with its partner are drawn larger.
-        mixer: how images are mixed.
-        lam: the share of image i in mixture i_j; CutMix loses some of the other where the box leaves the image.
-        seed: which images, and where the boxes are.
-        device: cpu, cuda, mps, or auto: an accelerator where there is one.
-        workers: processes that read images.
-        trust_remote_code: call the factory of a backbone of your own, which a run's file names. That runs its code.
+        runs: Folders of runs. The paper has SIM on the left and BSIM on the right.
+        out: Name of the figure: OUT.png and OUT.svg are written.
+        data: Images by path or name; by default those that the first run held out.
+        pair: Image whose mixtures with its partner are drawn larger.
+        mixer: Mixture: cutmix or mixup.
+        lam: Share of image i in mixture i_j. It is larger in CutMix where the border cuts the box off.
+        seed: Seed that chooses the images and places the boxes.
+        device: Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one.
+        workers: Processes that read images.
+        trust_remote_code: Call the factory of a custom backbone that a run's file names. That runs its code.
 
     Example:
-        >>> draw_tsne_mixtures(["runs/sim", "runs/bsim"], mixer="mixup")  # doctest: +SKIP
-        [PosixPath('tsne-mixtures.png'), PosixPath('tsne-mixtures.svg')]
+        >>> paths = draw_tsne_mixtures(["runs/sim", "runs/bsim"], data="scenes", mixer="mixup", workers=0)
+        wrote tsne-mixtures.png and tsne-mixtures.svg
     """
     if not 0 <= pair < COUNT:
         raise ValueError(f"pair is one of the {COUNT} images, 0 to {COUNT - 1}, got {pair}")

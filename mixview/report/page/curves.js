@@ -1,13 +1,13 @@
 // Curves over the epochs, one small chart per metric, all runs in each.
 
 const METRICS = [
-  ["loss", "Loss", "Falls while it learns. The losses of different methods and objectives do not compare.", (v) => v.toPrecision(3)],
+  ["loss", "Loss", "Falls during training. Losses of different methods and objectives cannot be compared.", (v) => v.toPrecision(3)],
   ["knn", "k-NN accuracy", "Held-out images whose neighbors have their class: higher is better.", (v) => percent(v, 1)],
   ["std", "Standard deviation of features", "Near 1 is good; near 0 every image has the same features (collapse).", (v) => v.toFixed(2)],
   ["effective_rank", "Effective rank", "How many directions the features use: higher is better, near 1 is collapse.", (v) => v.toFixed(1)],
   ["alignment", "Alignment", "Distance between two views of one image: lower is better.", (v) => v.toFixed(2)],
   ["uniformity", "Uniformity", "How evenly images fill the space: lower is better, −4 is about the least.", (v) => v.toFixed(2)],
-  ["mixture_larger", "A mixture and its larger part", "Cosine of their features: should lie above the next one.", (v) => v.toFixed(2)],
+  ["mixture_larger", "A mixture and its larger part", "Cosine of their features: should be higher than for the smaller part.", (v) => v.toFixed(2)],
   ["mixture_smaller", "A mixture and its smaller part", "Cosine of their features: above 0, the smaller part is noticed.", (v) => v.toFixed(2)],
   ["mixture_follows_lam", "Features follow the pixels", "1: a mixture is as near to each part as there is of it; 0: it is not.", (v) => v.toFixed(2)],
 ];

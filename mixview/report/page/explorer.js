@@ -373,7 +373,7 @@ function explorerSection() {
     const sets = [...new Set(pair.runs.filter((run) => run.map).map((run) => run.imageSet))];
     if (!sets.includes(explorer.owner)) [explorer.chosen, explorer.owner] = [null, sets[0]];
     caption.textContent = sets.map((set) => `${set.count.toLocaleString("en")} images of ${set.description}.`).join(" ")
-      + " Places by t-SNE; diamonds are mixtures, put beside the images whose features are nearest.";
+      + " The map is t-SNE. Diamonds are mixtures, drawn beside the images with the nearest features.";
     explorer.group = null;
     groupLegend(legend);
     explorer.showChosen();

@@ -28,7 +28,7 @@ function card(run) {
 function runsSection() {
   const hint = ["What was trained on what. ", el("b", {}, "SIM"), " is the method as published, which compares views of one image; ", el("b", {}, "BSIM"),
     " compares mixtures of two images with both of them; ", el("b", {}, "WBSIM"), " does both."];
-  if (!DATA.runs.length) return section("runs", "Runs", "There are results here, and no runs.");
+  if (!DATA.runs.length) return section("runs", "Runs", "There are results, but no runs.");
   if (DATA.runs.length <= CARDS) return section("runs", "Runs", hint, el("div", { class: "cards" }, DATA.runs.map(card)));
   const names = [...new Set(DATA.runs.flatMap((run) => run.settings.map(([name]) => name)))];
   const columns = [{ title: "run", text: true }, { title: "state", text: true }, { title: "k-NN" }, { title: "loss" }, ...names.map((title) => ({ title, text: true })), { title: "so far", text: true }];
@@ -49,7 +49,7 @@ function runsSection() {
 function viewsSection() {
   if (!DATA.runs.some((run) => run.strip)) return null;
   const blocks = sides((run) => {
-    if (!run.strip) return el("p", { class: "note" }, "This run has drawn no picture of its views.");
+    if (!run.strip) return el("p", { class: "note" }, "This run has no picture of its views.");
     const { source, width, height, rows } = run.strip;
     return el("div", { class: "strip" }, el("div", { class: "rows" }, rows.map((row) => el("span", {}, row))),
       el("img", { src: source, width, height, alt: `Training views of ${run.name}, row by row: ${rows.join(", ")}` }));
@@ -99,7 +99,7 @@ function reproduceSection() {
       el("p", { class: "small" }, Object.entries(run.versions).map(([name, version]) => `${name} ${version}`).join(", ")));
   };
   const blocks = DATA.runs.map(block);
-  return section("reproduce", "Reproduce", ["The command that repeats each run exactly, every setting spelled out that is not the default, and the versions it ran under. Give it another --out while the old one is there. ",
+  return section("reproduce", "Reproduce", ["The command that repeats each run exactly, with every setting that is not the default, and the versions it ran with. Choose another --out while the old run exists. ",
     el("b", {}, "The same versions on the same machine give the same numbers.")],
     blocks.length <= CARDS ? blocks : el("details", {}, el("summary", {}, `${blocks.length} commands`), blocks));
 }

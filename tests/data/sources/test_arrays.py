@@ -134,7 +134,7 @@ def bomb(path: Path, header: dict[str, Any], content: bytes = b"", name: str = "
     ],
 )
 def test_a_header_that_speaks_of_more_than_there_is(tmp_path: Path, header: dict[str, Any]) -> None:
-    with raises(SourceError, "header speaks of|has the shape"):
+    with raises(SourceError, "header claims|has the shape"):
         Npz(bomb(tmp_path / "a.npz", header, bytes(100)))
 
 

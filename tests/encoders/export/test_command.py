@@ -242,7 +242,7 @@ def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return written._replace(snippet=f"{written.snippet}\nfeatures = features + 0.01")
 
     monkeypatch.setitem(FORMATS, "safetensors", FORMATS["safetensors"]._replace(write=spoil))
-    with pytest.raises(ValueError, match=r"makes other features of what was written .* nothing was kept"):
+    with pytest.raises(ValueError, match=r"computes other features from the export .* nothing was kept"):
         export("small", format="safetensors", out=str(tmp_path / "a"), size=16)
     assert list((tmp_path / "a").iterdir()) == []
 
@@ -253,7 +253,7 @@ def test_weights_that_come_back_otherwise_are_not_kept(tmp_path: Path, monkeypat
         return written._replace(reads=lambda place: ({name: each + 1 for name, each in cargo.tensors.items()}, None))
 
     monkeypatch.setitem(FORMATS, "detectron2", FORMATS["detectron2"]._replace(write=spoil))
-    with pytest.raises(ValueError, match=r"is not what it was once it is read back, so nothing was kept"):
+    with pytest.raises(ValueError, match=r"differs when it is read back, so nothing was kept"):
         export("resnet18", format="detectron2", out=str(tmp_path / "a"), size=96)
     assert list((tmp_path / "a").iterdir()) == []
 
