@@ -12,7 +12,14 @@ from torch.utils.data import get_worker_info
 
 from mixview.data.decode import ChooseFactor, Decoder, Mode
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
-from mixview.data.value_range import StoredValues, ValueRange, measure, parse_value_range, sample_indices
+from mixview.data.value_range import (
+    StoredValues,
+    ValueRange,
+    has_eight_bits,
+    measure,
+    parse_value_range,
+    sample_indices,
+)
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
 
@@ -53,6 +60,9 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
 
     def sample() -> Iterator[StoredValues | None]:
         for index in sample_indices(source):
+            if has_eight_bits(source.name(index)):
+                yield None
+                continue
             try:
                 stored = source.read(index)
                 yield decoder.stored_values(stored, source.name(index))

@@ -147,7 +147,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
     """
     lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), True, 0, 0
     for image in images:
-        if image is None:
+        if image is None or (image.values.dtype == np.uint8 and image.window is None):
             shallow += 1
             continue
         count += 1
@@ -189,9 +189,13 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
 
 
 def sample_indices(source: Source) -> list[int]:
-    """The images that a range is measured on, evenly chosen, without those that have 8 bits by their names."""
-    chosen = np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64)).tolist()
-    return [index for index in chosen if Path(source.name(index)).suffix.lower() not in NEVER_DEEP]
+    """The images that a range is measured on, evenly chosen."""
+    return np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64)).tolist()
+
+
+def has_eight_bits(name: str) -> bool:
+    """Whether the name of an image says that it has 8 bits."""
+    return Path(name).suffix.lower() in NEVER_DEEP
 
 
 def checked(values: Values, name: str) -> Values:

@@ -263,6 +263,20 @@ def test_images_of_eight_bits_need_no_range() -> None:
         find_range(source, "0,128")
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.npy"])
+def test_a_range_for_files_of_eight_bits_is_a_mistake(name: str, tmp_path: Path) -> None:
+    values = (DEEP // 16).astype(np.uint8)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, values)
+    else:
+        Image.fromarray(values).save(tmp_path / name)
+    source = open_dataset(tmp_path)
+    assert find_range(source) is None
+    for setting in ("0,128", "p1,p99", "window"):
+        with raises(SourceError, f"value_range {setting}", "these have 8"):
+            find_range(source, setting)
+
+
 def test_a_range_of_one_value_is_none(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.full((3, 4, 4), -7, np.int16))
     with raises(SourceError, "no values but -7", "value_range"):
