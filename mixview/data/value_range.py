@@ -145,7 +145,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         images: what is stored of each; None for one of 8 bits.
         setting: what the user said; None for auto.
     """
-    lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), True, 0, 0
+    lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), 0, 0, 0
     for image in images:
         if image is None or (image.values.dtype == np.uint8 and image.window is None):
             shallow += 1
@@ -153,7 +153,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         count += 1
         lows.append(float(image.values.min()))
         highs.append(float(image.values.max()))
-        windows &= image.window is not None
+        windows += image.window is not None
         kinds.add(image.values.dtype.name)
         if isinstance(setting, Percentiles):
             flat = image.values.reshape(-1)
@@ -168,8 +168,13 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
     low, high = min(lows), max(highs)
     what = f"measured on {count} images of type {', '.join(sorted(kinds))} with values from {low:g} to {high:g}"
     if isinstance(setting, ValueRange):
+        if setting.low is None and not windows:
+            raise SourceError(
+                f"--value_range window is for DICOM files with a window of their own, and none of {count} images that "
+                "were sampled has one: give auto, LO,HI or p1,p99"
+            )
         return Measured(setting)
-    if setting is None and windows:
+    if setting is None and windows == count:
         return Measured(ValueRange(), f"value_range window: every one of {count} images has a window of its own")
     if isinstance(setting, Percentiles):
         low, high = (float(each) for each in np.percentile(np.concatenate(samples), [setting.low, setting.high]))

@@ -424,8 +424,12 @@ def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
     )
 
 
-def no_download(name: str, error: Exception) -> RuntimeError:
-    return RuntimeError(
+class DownloadError(RuntimeError):
+    """Weights that could not be fetched: the message says what to do about it."""
+
+
+def no_download(name: str, error: Exception) -> DownloadError:
+    return DownloadError(
         f"the ImageNet weights of {name} could not be fetched ({first_line(error)}): check the connection, or "
         "fetch the file elsewhere and pass its path as weights"
     )

@@ -283,6 +283,14 @@ def test_a_range_of_one_value_is_none(tmp_path: Path) -> None:
         find_range(open_dataset(tmp_path / "x.npy"))
 
 
+def test_windows_that_no_file_has_are_a_mistake(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {"a.dcm": dicom(DEEP[:, :, 0]), "b.png": png16(DEEP)})
+    with raises(SourceError, "value_range window", "none of 2 images", "p1,p99"):
+        find_range(open_dataset(folder), "window")
+    write_folder(tmp_path, {"c.dcm": dicom(DEEP[:, :, 0], WindowCenter="40", WindowWidth="400")})
+    assert find_range(open_dataset(folder), "window") == ValueRange()
+
+
 def test_twelve_bits_in_sixteen_are_noticed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, {"a.png": png16(DEEP), "b.tif": tiff(DEEP, photometric="rgb")})
     images = ImageDataset(open_dataset(folder))
