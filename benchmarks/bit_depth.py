@@ -12,6 +12,7 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tifffile
@@ -44,15 +45,27 @@ def write(folder: Path, split: str, count: int, side: int) -> None:
                 Image.fromarray(shown).save(place / f"{index}.png")
 
 
+def settings(folder: Path, kind: str, seed: int, epochs: int, side: int) -> dict[str, Any]:
+    """What is pretrained on one kind of images."""
+    return {
+        "data": str(folder / kind),
+        "out": str(folder / "runs" / f"{kind}-{seed}"),
+        "method": "mocov2",
+        "objective": "sim",
+        "backbone": "small",
+        "size": side,
+        "epochs": epochs,
+        "batch_size": 64,
+        "seed": seed,
+        "workers": 0,
+        "monitor": {"eval_every": 0, "hold_out": 0.0, "estimate": False, "loggers": "none"},
+    }
+
+
 def accuracy(folder: Path, kind: str, seed: int, epochs: int, side: int) -> float:
     """k-NN accuracy in percent of an encoder pretrained on one kind of images."""
-    out = folder / "runs" / f"{kind}-{seed}"
-    with contextlib.redirect_stdout(open(os.devnull, "w")):  # noqa: PTH123
-        pretrain(
-            data=str(folder / kind), out=str(out), method="mocov2", backbone="small", size=side, epochs=epochs,
-            batch_size=64, seed=seed, workers=0, objective="sim",
-            monitor={"eval_every": 0, "hold_out": 0.0, "estimate": False, "tensorboard": False},
-        )  # fmt: skip
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):  # noqa: PTH123
+        out = pretrain(**settings(folder, kind, seed, epochs, side))
         result = evaluate(str(out), "knn", data=str(folder / kind), test="val", workers=0)
     return float(result.metrics["top-1"])
 

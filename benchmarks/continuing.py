@@ -5,9 +5,8 @@
 For every seed an encoder is pretrained on CIFAR-10 (`small/cpu-simclr`), and then continued on the training part of
 each set (`continue/cpu-small`); another starts from scratch there and sees as many images in as many steps of the same
 network, which is the same time. All three are evaluated on the test part, which none has seen: k-NN and a linear
-classifier, SVMs where images have several classes, and segmentation on the masks of scenes where mixview has that
-protocol. Every metric is printed, whichever way it falls; the last columns count the seeds in which the continued
-encoder is ahead.
+classifier, SVMs where images have several classes, and segmentation on the masks of scenes. Every metric is printed,
+whichever way it falls; the last columns count the seeds in which the continued encoder is ahead.
 """
 
 import argparse
@@ -23,7 +22,6 @@ from typing import Any
 from mixview.data.sources.registry import open_dataset
 from mixview.evaluate import evaluate
 from mixview.evaluate.results import format_metric
-from mixview.extensions import PROTOCOLS
 from mixview.runs.run_directory import read_metrics
 from mixview.train.gain import compare
 
@@ -31,10 +29,8 @@ SETS = ("imagenette", "voc2007")
 ENCODERS = ("starting point", "continued", "from scratch")
 
 
-def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, options: argparse.Namespace) -> Path:
-    """One `mixview pretrain` in a process of its own."""
-    images = len(open_dataset(data, split))
-    epochs = max(2, round(options.images / images))  # the first is warm-up
+def arguments(out: Path, data: str, split: str | None, recipe: str, seed: int, epochs: int) -> list[str]:
+    """What `mixview pretrain` is given; a recipe that continues starts from the encoder of the same seed."""
     settings: dict[str, Any] = {
         "recipe": recipe,
         "data": data,
@@ -42,13 +38,18 @@ def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, op
         "seed": seed,
         "out": out,
         "workers": 0,
+        "monitor.loggers": "none",
+        "monitor.eval_every": epochs,
     }
     settings |= {"split": split} if split else {}
-    settings |= {"monitor.estimate": "false", "monitor.loggers": "none", "monitor.eval_every": epochs}
-    if recipe.startswith("continue/"):
-        settings |= {"weights": out.parent / f"first-{seed}"}
-    command = [sys.executable, "-m", "mixview.cli", "pretrain"]
-    command += [text for name, value in settings.items() for text in (f"--{name}", str(value))]
+    settings |= {"weights": out.parent / f"first-{seed}"} if recipe.startswith("continue/") else {}
+    return ["--no_monitor.estimate", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
+
+
+def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, options: argparse.Namespace) -> Path:
+    """One `mixview pretrain` in a process of its own."""
+    epochs = max(2, round(options.images / len(open_dataset(data, split))))  # the first is warm-up
+    command = [sys.executable, "-m", "mixview", "pretrain", *arguments(out, data, split, recipe, seed, epochs)]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-2000:])
@@ -59,10 +60,9 @@ def protocols(name: str, options: argparse.Namespace) -> list[tuple[str, dict[st
     """The protocols for a set, and their options."""
     common: dict[str, Any] = {"data": name, "size": 32, "workers": 0}
     labeled = [("svm", common)] if name == "voc2007" else [("knn", common), ("linear", common | {"fast": True})]
-    if "segmentation" in PROTOCOLS.builtins and name == SETS[0]:
-        scenes = {"count": options.scenes, "size": 32, "labels": "multiple"}
-        labeled.append(("segmentation", common | {"data": "scenes", "data_options": scenes}))
-    return labeled
+    # The scenes are of the encoder's own size, so that fast mode shows them as they are.
+    scenes = {"count": options.scenes, "size": 32, "labels": "multiple"}
+    return [*labeled, ("segmentation", common | {"data": "scenes", "data_options": scenes, "fast": True})]
 
 
 def measure(encoder: Path, name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:

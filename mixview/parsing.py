@@ -37,6 +37,9 @@ EXAMPLES = "examples:\n"
 MANY = 9
 """From this number of options on, help is in groups."""
 
+NEGATIVE_NUMBERS = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,.*)?$", re.ASCII | re.IGNORECASE)
+"""Values that begin with a minus: argparse itself takes -1000,400 and -1e-3 for options."""
+
 GROUPS: dict[str, str] = {
     "images": """data train test test_data validation split validation_split kind data_options labels size channels
         resize augment normalize value_range min_crop_scale cache cache_size exact_decoding""",
@@ -92,7 +95,11 @@ class Switch(ActionYesNo):
 
 
 class Parser(ArgumentParser):
-    """Names the nearest option or command when it is given one that does not exist."""
+    """Names the nearest option or command when it is given one that does not exist; takes -1000,400 for a value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._negative_number_matcher = NEGATIVE_NUMBERS
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
         if len(self._actions) >= MANY:  # all of them in brackets are no help, and longer than a line

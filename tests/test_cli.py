@@ -11,6 +11,7 @@ from PIL import Image
 
 from mixview import recipes
 from mixview.cli import COMMANDS, Group, main
+from mixview.commands.pretrain import build_parser
 from tests.data.writing import needs_data, write_classes
 
 ROOT = Path(__file__).parent.parent
@@ -211,6 +212,17 @@ def test_mistakes_in_options(words: list[str], message: str, capsys: pytest.Capt
         main(["pretrain", *words])
     text = capsys.readouterr().err + str(caught.value.code)
     assert message in text
+
+
+@pytest.mark.parametrize("value", ["-1000,400", "-.5,1.5", "-1e3,400"])
+def test_a_value_may_begin_with_a_minus(value: str) -> None:
+    arguments = ["--value_range", value, "--data", "ct/"]
+    assert build_parser("mixview pretrain", arguments).parse_args(arguments).value_range == value
+
+
+def test_a_negative_number_is_a_value_that_its_option_explains() -> None:
+    with pytest.raises(SystemExit, match=r"--optimizer.lr must be a number, more than 0, got -0.001"):
+        main(["pretrain", "--optimizer.lr", "-1e-3"])
 
 
 def test_recipes_are_printed_by_names_that_can_be_copied() -> None:

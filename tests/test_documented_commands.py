@@ -75,11 +75,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("MIXVIEW_CACHE", str(folder / "cache"))
-        for place in ("photos", "queries"):
+        for place in ("photos", "queries", "scans", "cells"):
             Path(place).mkdir()
         scenes = Scenes(40, 32)
         for number in range(len(scenes)):
             Image.fromarray(scenes.read(number)).save(f"photos/{number}.jpg")
+            deep = scenes.read(number).astype(np.int16) * 16
+            np.save(f"scans/{number}.npy", deep.mean(2).astype(np.int16) - 1000)
+            np.save(f"cells/{number}.npy", deep.astype(np.uint16))
         for copy in ("cat.jpg", "queries/one.jpg", "queries/two.jpg"):
             shutil.copy("photos/1.jpg", copy)
         shutil.copy("photos/2.jpg", "photos/one.jpg")

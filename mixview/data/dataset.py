@@ -12,7 +12,14 @@ from torch.utils.data import get_worker_info
 
 from mixview.data.decode import ChooseFactor, Decoder, Mode
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
-from mixview.data.value_range import StoredValues, ValueRange, measure, parse_value_range, sample_indices
+from mixview.data.value_range import (
+    StoredValues,
+    ValueRange,
+    has_eight_bits,
+    measure,
+    parse_value_range,
+    sample_indices,
+)
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
 
@@ -53,6 +60,9 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
 
     def sample() -> Iterator[StoredValues | None]:
         for index in sample_indices(source):
+            if has_eight_bits(source.name(index)):
+                yield None
+                continue
             try:
                 stored = source.read(index)
                 yield decoder.stored_values(stored, source.name(index))
@@ -171,11 +181,12 @@ class ImageDataset:
 
     def load(self, index: int, choose_factor: ChooseFactor | None = None) -> ImageSample:
         """An image, decoded by some factor smaller than it is where its format can be, or whole."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} images")
+        total = len(self)  # once: asking a source through its parts takes as long as to read a small image
+        if not 0 <= index < total:
+            raise IndexError(f"index {index} is out of range for {total} images")
         bad = self._bad.numpy()  # the same memory; indexing a tensor makes a tensor
-        for step in range(len(self)):
-            candidate = (index + step) % len(self)
+        for step in range(total):
+            candidate = (index + step) % total
             if bad[candidate]:
                 continue
             try:
@@ -185,7 +196,7 @@ class ImageDataset:
                 self._reasons[candidate] = error.reason
                 announce(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
-        raise SourceError(f"none of the {len(self)} images can be read: {self._list()}")
+        raise SourceError(f"none of the {total} images can be read: {self._list()}")
 
     def _sample(self, index: int, choose_factor: ChooseFactor | None) -> ImageSample:
         """This very image, or `BadImage`."""

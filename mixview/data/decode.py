@@ -126,8 +126,13 @@ class Decoder:
             choose_factor: is asked, where the format can be decoded smaller, by how much; the result may be whole.
         """
         pixels = self._decode(data, name, choose_factor)
-        if self.channels not in (None, pixels.shape[2]):
-            raise BadImage(name, f"has {pixels.shape[2]} channels, and images of {self.channels} are required")
+        count = pixels.shape[2]
+        if self.channels not in (None, count):
+            raise BadImage(
+                name,
+                f"has {count} channel{'s' if count > 1 else ''}, and images of {self.channels} are required: leave it "
+                f"out, or use --channels {count} for a folder of such images",
+            )
         return pixels
 
     def _decode(self, data: bytes | Pixels, name: str, choose_factor: ChooseFactor | None) -> Pixels:

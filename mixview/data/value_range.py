@@ -145,15 +145,15 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         images: what is stored of each; None for one of 8 bits.
         setting: what the user said; None for auto.
     """
-    lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), True, 0, 0
+    lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), 0, 0, 0
     for image in images:
-        if image is None:
+        if image is None or (image.values.dtype == np.uint8 and image.window is None):
             shallow += 1
             continue
         count += 1
         lows.append(float(image.values.min()))
         highs.append(float(image.values.max()))
-        windows &= image.window is not None
+        windows += image.window is not None
         kinds.add(image.values.dtype.name)
         if isinstance(setting, Percentiles):
             flat = image.values.reshape(-1)
@@ -168,8 +168,13 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
     low, high = min(lows), max(highs)
     what = f"measured on {count} images of type {', '.join(sorted(kinds))} with values from {low:g} to {high:g}"
     if isinstance(setting, ValueRange):
+        if setting.low is None and not windows:
+            raise SourceError(
+                f"--value_range window is for DICOM files with a window of their own, and none of {count} images that "
+                "were sampled has one: give auto, LO,HI or p1,p99"
+            )
         return Measured(setting)
-    if setting is None and windows:
+    if setting is None and windows == count:
         return Measured(ValueRange(), f"value_range window: every one of {count} images has a window of its own")
     if isinstance(setting, Percentiles):
         low, high = (float(each) for each in np.percentile(np.concatenate(samples), [setting.low, setting.high]))
@@ -189,9 +194,13 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
 
 
 def sample_indices(source: Source) -> list[int]:
-    """The images that a range is measured on, evenly chosen, without those that have 8 bits by their names."""
-    chosen = np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64)).tolist()
-    return [index for index in chosen if Path(source.name(index)).suffix.lower() not in NEVER_DEEP]
+    """The images that a range is measured on, evenly chosen."""
+    return np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64)).tolist()
+
+
+def has_eight_bits(name: str) -> bool:
+    """Whether the name of an image says that it has 8 bits."""
+    return Path(name).suffix.lower() in NEVER_DEEP
 
 
 def checked(values: Values, name: str) -> Values:

@@ -263,10 +263,32 @@ def test_images_of_eight_bits_need_no_range() -> None:
         find_range(source, "0,128")
 
 
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.npy"])
+def test_a_range_for_files_of_eight_bits_is_a_mistake(name: str, tmp_path: Path) -> None:
+    values = (DEEP // 16).astype(np.uint8)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, values)
+    else:
+        Image.fromarray(values).save(tmp_path / name)
+    source = open_dataset(tmp_path)
+    assert find_range(source) is None
+    for setting in ("0,128", "p1,p99", "window"):
+        with raises(SourceError, f"value_range {setting}", "these have 8"):
+            find_range(source, setting)
+
+
 def test_a_range_of_one_value_is_none(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.full((3, 4, 4), -7, np.int16))
     with raises(SourceError, "no values but -7", "value_range"):
         find_range(open_dataset(tmp_path / "x.npy"))
+
+
+def test_windows_that_no_file_has_are_a_mistake(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, {"a.dcm": dicom(DEEP[:, :, 0]), "b.png": png16(DEEP)})
+    with raises(SourceError, "value_range window", "none of 2 images", "p1,p99"):
+        find_range(open_dataset(folder), "window")
+    write_folder(tmp_path, {"c.dcm": dicom(DEEP[:, :, 0], WindowCenter="40", WindowWidth="400")})
+    assert find_range(open_dataset(folder), "window") == ValueRange()
 
 
 def test_twelve_bits_in_sixteen_are_noticed(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from mixview.cli import main
 from mixview.encoders import backbones
 from mixview.encoders.backbones import SmallResNet, build
 from mixview.encoders.encoder_file import load_encoder, save_encoder
@@ -461,6 +462,8 @@ def test_imagenet_weights_that_cannot_be_fetched(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", offline)
     with pytest.raises(ConnectionError, match=expected.format("timm/resnet18")):
         build("timm/resnet18", size=32, weights="imagenet")
+    with pytest.raises(SystemExit, match=f"^mixview: {expected.format('timm/resnet18')}"):  # without a traceback
+        main(["evaluate", "knn", "timm/resnet18", "--weights", "imagenet", "--data", "scenes"])
     with pytest.raises(ValueError, match="small has no ImageNet weights"):
         build("small", size=32, weights="imagenet")
 
