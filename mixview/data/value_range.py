@@ -195,7 +195,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
 
 def sample_indices(source: Source) -> list[int]:
     """The images that a range is measured on, evenly chosen."""
-    return np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64)).tolist()
+    return [int(index) for index in np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64))]
 
 
 def has_eight_bits(name: str) -> bool:
