@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from mixview.evaluate.detection.components import Target
 from mixview.evaluate.detection.targets import Sample
+from mixview.evaluate.training import Logging
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.optim import step_decay
-from mixview.options import logger_names
 
 
 @dataclass(frozen=True)
@@ -122,30 +122,20 @@ def to_device(samples: list[Sample], device: torch.device) -> tuple[list[Tensor]
 
 
 @dataclass(frozen=True)
-class DetectionLogging:
+class DetectionLogging(Logging):
     """How often a run logs and saves, and what it keeps."""
 
-    log_every: int = 20
-    """Iterations between two lines of metrics."""
     eval_every: int = 0
     """Iterations between two evaluations on the test split, for a curve; 0 is only at the end."""
     checkpoint_every: int = 1000
     """Iterations between two checkpoints."""
-    keep: int = 2
-    """Number of checkpoints to keep."""
     pictures: int = 8
     """Number of test images to draw, with detections and annotations."""
     loggers: str = "tensorboard"
     """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
     tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: str = "mixview"
-    """Project of Weights & Biases, and experiment of MLflow."""
-    tracking_uri: str | None = None
-    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
 
     def __post_init__(self) -> None:
-        if min(self.log_every, self.checkpoint_every, self.keep) < 1 or min(self.eval_every, self.pictures) < 0:
-            raise ValueError(
-                f"log_every, checkpoint_every and keep must be at least 1, the others 0 or more, got {self}"
-            )
-        logger_names(self.loggers, "--logging.loggers")
+        super().__post_init__()
+        if self.checkpoint_every < 1 or min(self.eval_every, self.pictures) < 0:
+            raise ValueError(f"checkpoint_every must be at least 1, and eval_every and pictures 0 or more, got {self}")
