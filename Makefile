@@ -60,6 +60,8 @@ bench: $(READY)
 	$(BIN)/python benchmarks/learning.py
 	$(BIN)/python benchmarks/learning.py --data cifar10 --size 16
 	$(BIN)/python benchmarks/distillation.py
+	$(BIN)/python benchmarks/continuing.py
+	$(BIN)/python benchmarks/bit_depth.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/svm.py
 	$(BIN)/python benchmarks/detection.py

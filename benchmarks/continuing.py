@@ -10,6 +10,7 @@ whichever way it falls; the last columns count the seeds in which the continued 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -69,7 +70,8 @@ def measure(encoder: Path, name: str, seed: int, options: argparse.Namespace) ->
     """The metrics of an encoder by all protocols."""
     metrics = {}
     for protocol, settings in protocols(name, options):
-        result = evaluate(str(encoder), protocol, seed=seed, **settings)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+            result = evaluate(str(encoder), protocol, seed=seed, **settings)
         metrics |= {f"{protocol}: {metric}": value for metric, value in result.metrics.items()}
     return metrics
 
