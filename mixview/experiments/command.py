@@ -262,6 +262,7 @@ def report_of(
     matched = results.match(study.runs, records)
     parts = [
         tables.render(study, matched),
+        *tables.other_results(records.get(folder.name, []), matched.values()),
         *(line for fault in faults for line in (f"**Left out**: {inline(fault)}", "")),
     ]
     for fault in faults:

@@ -354,6 +354,26 @@ def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
     return [*lines, *(f"- Warning: {inline(warning)}" for warning in warnings), ""]
 
 
+def other_results(results: Iterable[RunResult], shown: Iterable[RunResult]) -> list[str]:
+    """Results that are in the folder of a study, and in none of its rows: nothing that was run is left out."""
+    known = {(each.identity, each.made) for each in shown}
+    others = [each for each in results if (each.identity, each.made) not in known]
+    if not others:
+        return []
+    columns = list(dict.fromkeys(column for each in others for column in each.metrics))
+    table = [["", "seed", "measured", *map(inline, columns)]]
+    for each in others:
+        values = [f"{each.metrics[column]:.1f}" if column in each.metrics else "" for column in columns]
+        label = join_labels(each.data, each.method, each.variant, each.objective)
+        table.append([inline(label), str(each.seed), inline(each.made[:10]), *values])
+    return [
+        "Results that the study does not ask for now: their settings are others, or they were measured again.",
+        "",
+        *markdown(table),
+        "",
+    ]
+
+
 SCOPES = {"image": "one λ per image", "pair": "one λ per pair", "batch": "one λ per batch"}
 
 
