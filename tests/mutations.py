@@ -219,6 +219,11 @@ MUTATIONS: list[Mutation] = [
             "tests/test_mixers.py::test_lam_is_the_share_of_pixels_kept",
         ),
         (
+            "torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
+            "bits",
+            "tests/test_mixers.py::test_the_largest_are_those_of_sorting",
+        ),
+        (
             "drawn = torch.full_like(drawn, 1 / self.parents)",
             "pass",
             "tests/test_mixers.py::test_mixtures_of_several_parents_grow",

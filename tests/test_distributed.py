@@ -43,6 +43,8 @@ SYNCHRONIZED = {
     "byol": "3 in online, 1 in predictor, 3 in target",
     "simsiam": "4 in online, 1 in predictor",
     "swav": "3 in online",
+    "dino": "3 in online, 3 in target",
+    "distillation": "3 in online, 2 in teacher",
     "imix": "2 in encoder, 1 in projector",
     "barlow-twins": "2 in encoder, 2 in projector",
     "barlow-twins-mixed": "2 in encoder, 2 in projector",

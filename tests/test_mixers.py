@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mixview import CutMix, FMix, MixAug, Mixture, Mixup, PatchMix, ResizeMix
 from mixview.losses import byol_loss, info_nce, nt_xent
+from mixview.mixing import largest
 from tests.test_mixing import distinct, seeded
 
 SELECTING: dict[str, Any] = {"cutmix": CutMix, "fmix": FMix, "patchmix": PatchMix}
@@ -178,6 +179,15 @@ def test_resizemix_pastes_what_torch_resizes(n, height, width, alpha, seed) -> N
             expected[:, top:bottom, left:right] = down @ images[mixture.partner[i]] @ across.T
         assert torch.allclose(mixed[i], expected, atol=1e-12)
         assert float(mixture.lam[i]) == pytest.approx(1 - (bottom - top) * (right - left) / (height * width))
+
+
+def test_the_largest_are_those_of_sorting() -> None:
+    values = torch.randn(300, 40, generator=seeded())
+    values[::3] = values[::3].round() + 0.0  # with equals; a zero has no sign
+    count = torch.arange(300) % 41
+    least = values.sort(dim=1, descending=True).values.gather(1, (count - 1).clamp(min=0).unsqueeze(1))
+    expected = (values >= least) & (count > 0).unsqueeze(1)
+    assert torch.equal(largest(values, count), expected)
 
 
 def test_fmix_masks_are_smooth() -> None:
