@@ -126,8 +126,7 @@ class RemoteFile(io.RawIOBase):
         super().__init__()
         if not url.startswith(("http://", "https://")) and not is_cloud(url):
             raise SourceError(
-                f"{url} is not an address of http://, https://, s3://, gs:// or hf://: download the file and give its "
-                "path"
+                f"{url} is not an http://, https://, s3://, gs:// or hf:// address: download the file and give its path"
             )
         self.url = url
         self.timeout = timeout
