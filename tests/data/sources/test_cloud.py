@@ -389,6 +389,12 @@ def test_commands(bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[
     main(["embed", "pixels", "--data", url, "--out", "ours.npy", *common])
     main(["embed", "pixels", "--data", str(folder), "--out", "theirs.npy", *common])
     assert np.array_equal(np.load("ours.npy"), np.load("theirs.npy"))
+    kept = ["--write_list", "kept.txt", "--diverse", "4", "--out", "neighbors.png", "--size", "8", "--workers", "0"]
+    main(["neighbors", "pixels", "--data", url, *kept])
+    listed = open_dataset("kept.txt")  # of addresses, which is data again
+    assert listed.name(0).startswith(f"{url}/")
+    assert listed.read(3) == bucket.client.get_object(Bucket="photos", Key=listed.name(3)[12:])["Body"].read()
+    assert listed.labels() is not None
     capsys.readouterr()
     results = []
     for data in (url, str(folder)):
