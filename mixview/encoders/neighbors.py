@@ -319,7 +319,8 @@ def list_lines(embedded: Embedded, places: Sequence[int]) -> Iterator[str]:
     source = embedded.source
     labels = labels_of(source)
     for index in embedded.features.indices[places].tolist():
-        path = str(file_path(source, index).absolute())
+        place = file_path(source, index)
+        path = place if isinstance(place, str) else str(place.absolute())
         label = f"\t{labels[1][index]}" if labels is not None and labels[0] == "label" else ""
         if any(character in path for character in "\n\r\t") or path != path.strip():
             raise SourceError(

@@ -10,6 +10,7 @@ from mixview.data.contact_sheet import caption, to_rgb
 from mixview.data.dataset import ImageDataset, decoder_for, find_range
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.sources.files import names_cloud
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset, other_parts
 from mixview.data.sources.splits import Subset, take_evenly
@@ -60,7 +61,7 @@ def origin(run: ReportRun, fetch: bool) -> tuple[str, dict[str, Any]]:
     if not data:
         raise SourceError("its settings do not say what it was trained on")
     named = [data, run.config.get("validation"), *options.values()]
-    remote = [each for each in named if isinstance(each, str) and is_url(each)]
+    remote = [each for each in named if isinstance(each, str) and (is_url(each) or names_cloud(each))]
     if remote and not fetch:
         raise SourceError(
             f"its images are on a server ({remote[0]}), from which nothing is read unless you say --fetch; --data "

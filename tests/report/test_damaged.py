@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from mixview.data.sources import cloud
 from mixview.evaluate import show
 from mixview.io.records import Config
 from mixview.report.content import Showing, assemble
@@ -106,6 +107,27 @@ def test_a_report_fetches_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch, t
         (note,) = page["runs"][0]["notes"]
         assert "its images are on a server (http://127.0.0.1:9" in note
         assert "--fetch" in note
+    assert asked == []
+
+
+@pytest.mark.parametrize("where", ["data", "list", "labels", "root"])
+def test_a_report_reads_no_bucket(where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not even one that a list on the disk names."""
+    asked: list[object] = []
+    monkeypatch.setattr(cloud, "ask", lambda *arguments, **options: asked.append(arguments))
+    listed = tmp_path / "list.txt"
+    listed.write_text("s3://photos/a.png\n" if where == "list" else "a.png\n")
+    changes: dict[str, dict[str, object]] = {
+        "data": {"data": "s3://photos/folder"},
+        "list": {"data": str(listed)},
+        "labels": {"data_options": {"labels": "s3://photos/labels.csv"}},
+        "root": {"data": str(listed), "data_options": {"root": "gs://photos/folder"}},
+    }
+    run = write_run(tmp_path / "run", "scenes", encoder=False)
+    (run / "config.yaml").write_text(json.dumps(read_yaml(run) | changes[where]))
+    (note,) = contents(report([str(run)], tmp_path / "a.html", workers=0))["runs"][0]["notes"]
+    assert "its images are on a server" in note
+    assert "--fetch" in note
     assert asked == []
 
 

@@ -1,4 +1,7 @@
-"""Images that are files on a disk: a folder at any depth, class folders, ImageNet, a list of paths."""
+"""Images that are files, on a disk or in a bucket: a folder at any depth, class folders, ImageNet, a list of paths.
+
+A place on a disk is a `Path`, one in a bucket (`s3://bucket/photos`, see `.cloud`) is a text.
+"""
 
 import csv
 import io
@@ -13,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.decode import reads, reads_array, unread_remedy
+from mixview.data.sources import cloud
 from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.cloud import is_cloud
 from mixview.data.sources.fingerprint import fingerprint
 from mixview.data.sources.packed_strings import PackedStrings
 from mixview.io.atomic import open_regular
@@ -31,7 +36,7 @@ MAX_BYTES = 1 << 29
 
 
 class ImageFiles(Source):
-    """Files on a disk, their paths packed. A subclass finds them, says its `kind`, and adds what else it knows.
+    """Files, their paths packed. A subclass finds them, says its `kind`, and adds what else it knows.
 
     Args:
         root: what the names are relative to.
@@ -40,16 +45,18 @@ class ImageFiles(Source):
         classes: the names of the classes.
         skipped: what was left out, and why.
         notes: further sentences on what was left out.
+        sizes: [N] the bytes of each image in a bucket, -1 for those that are not there; None on a disk.
     """
 
     def __init__(
         self,
-        root: Path,
+        root: Path | str,
         names: PackedStrings,
         labels: npt.NDArray[np.int64] | None = None,
         classes: tuple[str, ...] | None = None,
         skipped: dict[str, str] | None = None,
         notes: Sequence[str] = (),
+        sizes: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.root = root
         self.classes = classes
@@ -57,6 +64,7 @@ class ImageFiles(Source):
         self.notes = (*notes, *(f"skipped {name}: {reason}" for name, reason in self.skipped.items()))
         self._names = names
         self._labels = labels
+        self._object_sizes = sizes
 
     def __len__(self) -> int:
         return len(self._names)
@@ -69,21 +77,40 @@ class ImageFiles(Source):
 
     def read(self, index: int) -> bytes:
         name = self._names[index]
+        if self._object_sizes is not None:
+            return cloud.read_object(str(join(self.root, name)), int(self._object_sizes[index]), name)
         # Path interns the parts of every path in a table that grows, and that each worker would come to own a copy of.
         return read_file(os.path.join(self.root, name), name)  # noqa: PTH118
 
     def path(self, index: int) -> Path:
-        """Where the file is."""
-        return self.root / self._names[index]
+        """Where the file is on a disk."""
+        return Path(self.root) / self._names[index]
 
     def labels(self) -> npt.NDArray[np.int64] | None:
         return self._labels
 
     def fingerprint(self) -> str:
+        if self._object_sizes is not None:
+            return fingerprint(self._names, self._object_sizes, self.labels(), self.label_sets())
         root = os.fsencode(self.root)
         paths = (os.path.join(root, self._names.encoded(index)) for index in range(len(self)))  # noqa: PTH118
         sizes = np.fromiter(map(file_size, paths), dtype=np.int64, count=len(self))
         return fingerprint(self._names, sizes, self.labels(), self.label_sets())
+
+
+def parse_place(address: str | Path) -> Path | str:
+    """A place on a disk, or in a bucket."""
+    if not (isinstance(address, str) and is_cloud(address)):
+        return Path(address)
+    scheme, _, path = address.partition("://")
+    return f"{scheme}://{path.rstrip('/')}"
+
+
+def join(root: Path | str, name: str) -> Path | str:
+    """A file in a place; in a bucket, an address itself where the name is one."""
+    if isinstance(root, Path):
+        return root / name
+    return name if is_cloud(name) else f"{root}/{name}"
 
 
 def read_file(path: str | Path, name: str) -> bytes:
@@ -144,15 +171,58 @@ class FoundImages(NamedTuple):
     """What looked like an image and is not: its path, and why."""
     notes: list[str]
     """Sentences on what else was left out."""
+    sizes: npt.NDArray[np.int64] | None = None
+    """[N] the bytes of each image, in a bucket."""
 
 
-def find_images(root: Path) -> FoundImages:
+def find_objects(root: str) -> FoundImages:
+    """`find_images` in a bucket, of which all names are listed at once, with their sizes."""
+    objects = cloud.list_objects(root)
+    runs = {
+        name.rpartition("/")[0]
+        for name in objects
+        if name.rpartition("/")[2] == "status.json" and f"{name[: -len('status.json')]}config.yaml" in objects
+    }
+    notes = [f"left out {join(root, run)}: it is the folder of a run of mixview, not data" for run in sorted(runs)]
+    images: list[str] = []
+    arrays: list[str] = []
+    unread: dict[str, list[str]] = {}
+    for name in objects:
+        parts = name.split("/")
+        if any(part.startswith(".") for part in parts):
+            continue
+        if runs and any("/".join(parts[:depth]) in runs for depth in range(len(parts))):
+            continue
+        if is_image_name(name):
+            images.append(name)
+        elif is_array_name(name):
+            arrays.append(name)
+        elif unread_remedy(suffix_of(name)):
+            unread.setdefault(suffix_of(name), []).append(name)
+    images = images or arrays
+    sizes = np.fromiter((objects[name] for name in images), dtype=np.int64, count=len(images))
+    return FoundImages(images, {}, notes + name_unread(unread), sizes)
+
+
+def name_unread(unread: dict[str, list[str]]) -> list[str]:
+    """A sentence for each kind of picture that is not read."""
+    notes = []
+    for suffix, names in sorted(unread.items()):
+        names.sort(key=os.fsencode)
+        some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
+        notes.append(f"left out {len(names)} files that end in {suffix} ({some}): {unread_remedy(suffix)}")
+    return notes
+
+
+def find_images(root: Path | str) -> FoundImages:
     """All images under a folder, and what was left out.
 
     Links are followed, but never into a folder that is being walked already, so that a loop of links ends. Hidden files
     and folders are not images (`._photo.jpg` is what macOS leaves beside one), and neither are the pictures in the
     folder of a run.
     """
+    if isinstance(root, str):
+        return find_objects(root)
     images: list[str] = []
     arrays: list[str] = []
     skipped: dict[str, str] = {}
@@ -201,11 +271,7 @@ def find_images(root: Path) -> FoundImages:
     if not images and not skipped:
         images = arrays
     images.sort(key=os.fsencode)
-    for suffix, names in sorted(unread.items()):
-        names.sort(key=os.fsencode)
-        some = ", ".join(names[:3]) + (" …" if len(names) > 3 else "")
-        notes.append(f"left out {len(names)} files that end in {suffix} ({some}): {unread_remedy(suffix)}")
-    return FoundImages(images, skipped, notes)
+    return FoundImages(images, skipped, notes + name_unread(unread))
 
 
 def require_folder(root: Path) -> None:
@@ -222,16 +288,21 @@ def subfolders(root: Path) -> list[Path]:
     return [path for path in visible if not holds_runs_only(path)]
 
 
-def split_folders(root: Path) -> dict[str, Path]:
+def split_folders(root: Path | str) -> dict[str, Path | str]:
     """The subfolders that are named like the parts of a dataset (train, val …), if there are no other folders."""
-    folders = {path.name: path for path in subfolders(root)}
+    folders: dict[str, Path | str]
+    if isinstance(root, Path):
+        require_folder(root)
+        folders = {path.name: path for path in subfolders(root)}
+    else:
+        visible = (name for name in cloud.list_folder(root).folders if not name.startswith("."))
+        folders = {name: join(root, name) for name in visible}
     named = {name: path for name, path in folders.items() if name.lower() in SPLITS}
     return named if len(named) == len(folders) else {}
 
 
-def enter_split(root: Path, split: str | None) -> Path:
+def enter_split(root: Path | str, split: str | None) -> Path | str:
     """The folder of a split; without a name the training part, or the folder itself if it has no parts."""
-    require_folder(root)
     parts = split_folders(root)
     if split is None:
         return next((path for name, path in parts.items() if name.lower() in TRAIN_SPLITS), root)
@@ -241,7 +312,7 @@ def enter_split(root: Path, split: str | None) -> Path:
     raise SourceError(f"{root} has no split {split!r}: {hint}")
 
 
-def images_in(root: Path) -> FoundImages:
+def images_in(root: Path | str) -> FoundImages:
     """`find_images`, but raises if there are none."""
     images = find_images(root)
     if not images.images:
@@ -262,9 +333,11 @@ class Folder(ImageFiles):
     kind = "folder"
 
     def __init__(self, root: str | Path, split: str | None = None) -> None:
-        root = enter_split(Path(root), split)
+        root = enter_split(parse_place(root), split)
         images = images_in(root)
-        super().__init__(root, PackedStrings(images.images), skipped=images.skipped, notes=images.notes)
+        super().__init__(
+            root, PackedStrings(images.images), skipped=images.skipped, notes=images.notes, sizes=images.sizes
+        )
 
 
 @final
@@ -282,12 +355,11 @@ class ClassFolders(ImageFiles):
     kind = "imagefolder"
 
     def __init__(self, root: str | Path, split: str | None = None) -> None:
-        top = Path(root)
-        root = enter_split(top, split)
-        images, skipped, notes = images_in(root)
+        root = enter_split(parse_place(root), split)
+        images, skipped, notes, sizes = images_in(root)
         folders = [name.partition("/")[0] if "/" in name else "" for name in images]
         if "" in folders:
-            solution = kaggle_solution(root)
+            solution = kaggle_solution(root) if isinstance(root, Path) else None
             if solution is None:
                 raise SourceError(
                     f"{root} has images outside of any class folder, {images[folders.index('')]} first: "
@@ -303,11 +375,15 @@ class ClassFolders(ImageFiles):
         index = {name: number for number, name in enumerate(names)}
         labels = np.fromiter((index[folder] for folder in folders), dtype=np.int64, count=len(folders))
         classes = synset_names(root, names) if all(map(SYNSET.fullmatch, names)) else tuple(names)
-        super().__init__(root, PackedStrings(images), labels, classes, skipped, notes)
+        super().__init__(root, PackedStrings(images), labels, classes, skipped, notes, sizes)
 
 
-def looks_like_classes(root: Path) -> bool:
+def looks_like_classes(root: Path | str) -> bool:
     """Whether a folder has two subfolders or more, all images within them: class folders. Looks no deeper than that."""
+    if isinstance(root, str):
+        listing = cloud.list_folder(root)
+        visible = [name for name in (*listing.folders, *listing.files) if not name.startswith(".")]
+        return not any(map(is_image_name, visible)) and len(set(visible) & set(listing.folders)) > 1
     folders = 0
     with os.scandir(root) as entries:
         for entry in entries:
@@ -330,10 +406,10 @@ def kaggle_solution(root: Path) -> dict[str, str] | None:
     return None
 
 
-def synset_names(root: Path, synsets: Sequence[str]) -> tuple[str, ...]:
+def synset_names(root: Path | str, synsets: Sequence[str]) -> tuple[str, ...]:
     """The names of ImageNet's classes, from its own files or (all 1000) torchvision; else the synsets themselves."""
     names: dict[str, str] = {}
-    for folder in (root, *list(root.parents)[:4]):
+    for folder in (root, *list(root.parents)[:4]) if isinstance(root, Path) else ():
         for name in ("LOC_synset_mapping.txt", "synset_words.txt"):
             path = folder / name
             if path.is_file():
@@ -352,6 +428,7 @@ def synset_names(root: Path, synsets: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "image_path", "img", "name")
 LABEL_COLUMNS = ("label", "class", "target", "category", "y")
 
@@ -363,6 +440,8 @@ class FileList(ImageFiles):
     In a text file each line is a path, or a path, a space or tab, and a label; lines that begin with # are comments. A
     CSV (or TSV) file has the columns `path` and `label`, or names them here; without a header the first column is the
     path and the second, if any, the label. Labels are numbers, or names of classes.
+
+    The list, and what it names, may be in a bucket; a list names files on a disk or in buckets, and not both.
 
     Args:
         path: the list.
@@ -380,22 +459,39 @@ class FileList(ImageFiles):
         path_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        path = Path(path)
+        path = parse_place(path)
         rows = read_list(path, path_column, label_column)
         labeled = [label for _, label in rows if label is not None]
         if labeled and len(labeled) != len(rows):
             bare = next(name for name, label in rows if label is None)
             raise SourceError(f"the list {path} labels some files and not others, {bare} for one: label all or none")
         labels, classes = number_labels(labeled) if labeled else (None, None)
-        super().__init__(
-            path.parent if root is None else Path(root), PackedStrings(name for name, _ in rows), labels, classes
-        )
+        names = [name for name, _ in rows]
+        beside = path.parent if isinstance(path, Path) else path.rpartition("/")[0]
+        folder = beside if root is None else parse_place(root)
+        if isinstance(folder, Path) and any(map(is_cloud, names)):
+            if local := next((name for name in names if not is_cloud(name)), None):
+                raise SourceError(f"the list {path} names files in buckets and, {local} for one, on a disk: part it")
+            folder = ""
+        sizes = None if isinstance(folder, Path) else cloud.object_sizes(str(join(folder, name)) for name in names)
+        super().__init__(folder, PackedStrings(names), labels, classes, sizes=sizes)
 
 
-def file_path(source: Source, index: int) -> Path:
-    """Where an image of a source is on the disk; raise if it is not a file of its own."""
+def names_cloud(address: str) -> bool:
+    """Whether a dataset is in a bucket, or a list of files that are."""
+    if is_cloud(address):
+        return True
+    path = Path(address)
+    try:
+        return path.suffix.lower() in LIST_SUFFIXES and any(is_cloud(name) for name, _ in read_list(path))
+    except SourceError:
+        return False
+
+
+def file_path(source: Source, index: int) -> Path | str:
+    """Where an image of a source is, on a disk or in a bucket; raise if it is not a file of its own."""
     if isinstance(source, ImageFiles):
-        return source.path(index)
+        return join(source.root, source.name(index))
     raise SourceError(
         f"the images of a source of kind {source.kind} are not files of their own, which a list could name: give "
         "--data a folder of images, or a list"
@@ -403,14 +499,17 @@ def file_path(source: Source, index: int) -> Path:
 
 
 def read_list(
-    path: Path, path_column: str | None = None, label_column: str | None = None
+    path: Path | str, path_column: str | None = None, label_column: str | None = None
 ) -> list[tuple[str, str | None]]:
     """(path, label or None) of each line of a text file, or of each row of a CSV or TSV file."""
     try:
         with io.TextIOWrapper(
-            open_regular(path, follow=True), encoding="utf-8-sig", errors="surrogateescape", newline=""
+            io.BytesIO(cloud.read_text(path)) if isinstance(path, str) else open_regular(path, follow=True),
+            encoding="utf-8-sig",
+            errors="surrogateescape",
+            newline="",
         ) as file:
-            delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix.lower())
+            delimiter = {".csv": ",", ".tsv": "\t"}.get(suffix_of(str(path)))
             if delimiter is None:
                 rows = list(parse_lines(file))
             else:
@@ -443,7 +542,7 @@ def parse_lines(lines: Iterator[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def parse_table(
-    rows: list[list[str]], path: Path, path_column: str | None, label_column: str | None
+    rows: list[list[str]], path: Path | str, path_column: str | None, label_column: str | None
 ) -> list[tuple[str, str | None]]:
     """(path, label or None) of each row of a CSV file."""
     rows = [row for row in rows if any(cell.strip() for cell in row)]
@@ -465,7 +564,7 @@ def parse_table(
     return [(row[where].strip(), None if label is None else row[label].strip() or None) for row in rows]
 
 
-def find_column(header: list[str], name: str | None, usual: tuple[str, ...], path: Path) -> int | None:
+def find_column(header: list[str], name: str | None, usual: tuple[str, ...], path: Path | str) -> int | None:
     """The number of the column of this name, or of a usual one."""
     if name is not None:
         if name not in header:

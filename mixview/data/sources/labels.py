@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.sources.base import Objects, Pixels, Source, SourceError
-from mixview.data.sources.files import number_labels, read_list
+from mixview.data.sources.files import number_labels, parse_place, read_list
 
 MAX_NAMED = 3
 """The most files that a note names."""
@@ -41,7 +41,7 @@ class Labeled(Source):
     def __init__(self, source: Source, path: str | Path, root: Path | None = None, partial: bool = False) -> None:
         self.source = source
         self.skipped = source.skipped
-        rows = [(name, label) for name, label in read_list(Path(path)) if label is not None]
+        rows = [(name, label) for name, label in read_list(parse_place(path)) if label is not None]
         if not rows:
             raise SourceError(f"{path} has no labels: give it the columns path and label, with a row per image")
         indices = locate(source, [name for name, _ in rows], root)

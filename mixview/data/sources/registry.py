@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mixview.data.sources import cifar, coco, huggingface, idx, stl10, voc, webdataset
+from mixview.data.sources import cifar, cloud, coco, huggingface, idx, stl10, voc, webdataset
 from mixview.data.sources.arrays import Npy, Npz
 from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.files import (
+    LIST_SUFFIXES,
     ClassFolders,
     FileList,
     Folder,
     enter_split,
+    is_image_name,
     looks_like_classes,
+    parse_place,
     require_folder,
     subfolders,
 )
@@ -25,7 +28,10 @@ from mixview.data.sources.splits import parse_range, take_range
 from mixview.options import SourceOptions as SourceOptions
 from mixview.options import allows, brief, describe, did_you_mean
 
-LIST_SUFFIXES = (".txt", ".csv", ".tsv", ".lst")
+IN_BUCKETS = ("webdataset", "imagefolder", "folder", "list")
+"""The kinds of sources that may be in a bucket."""
+PUBLISHED = {"VOCdevkit": "VOC", "JPEGImages": "VOC", "annotations": "COCO"}
+"""Folders that say what a dataset is, which is read from a disk alone."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,14 @@ FORMATS: dict[str, DatasetFormat] = {
     ),
     "webdataset": DatasetFormat(
         webdataset.WebDataset,
-        "tar shards: a folder, train-{000..146}.tar, https://…/{000..146}.tar",
+        "tar shards: a folder, train-{000..146}.tar, https://…/{000..146}.tar, s3://…",
         webdataset.locate,
     ),
-    "imagefolder": DatasetFormat(ClassFolders, "one subfolder per class (as ImageNet), or train/ and val/ of such"),
-    "folder": DatasetFormat(Folder, "any folder of images, at any depth, without labels"),
-    "list": DatasetFormat(FileList, "a text or CSV file of paths, with or without labels"),
+    "imagefolder": DatasetFormat(
+        ClassFolders, "one subfolder per class (as ImageNet), or train/ and val/ of such; also s3://…"
+    ),
+    "folder": DatasetFormat(Folder, "any folder of images, at any depth, without labels; also s3://…"),
+    "list": DatasetFormat(FileList, "a text or CSV file of paths, with or without labels; also s3://…"),
     "npz": DatasetFormat(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
     "npy": DatasetFormat(Npy, "an .npy of numbers [N, H, W] or [N, H, W, C], without labels"),
 }
@@ -119,25 +127,26 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         return build("scenes", scenes.Scenes, {"split": split, **options})
     if text in NAMES and kind is None and not Path(text).exists():
         spec = find_named(text)
-    kind, place = (kind, spec) if kind is not None else recognize(spec)
+    kind, spec = (kind, spec) if kind is not None else recognize(spec)
     if not isinstance(kind, str) or kind not in FORMATS:
         raise SourceError(f"there is no kind of source {brief(kind)}{suggest(str(kind), FORMATS)}")
-    return build(kind, FORMATS[kind].make, {"split": split, **options}, place)
+    if cloud.is_cloud(text) and kind not in IN_BUCKETS:
+        raise SourceError(f"a source of kind {kind} is read from a disk: copy {text} to one, and give its path")
+    return build(kind, FORMATS[kind].make, {"split": split, **options}, spec)
 
 
 def with_labels(spec: str | Path, split: str | None, kind: str | None, labels: Any, options: dict[str, Any]) -> Source:
     """A dataset with the labels of a file in place of its own; class folders are folders then."""
     if not isinstance(labels, str | os.PathLike):
         raise SourceError(f"labels {brief(labels)} is not a file: give a CSV file with the columns path and label")
-    path = Path(labels).expanduser()
-    if kind is None and Path(spec).is_dir() and recognize(spec)[0] == "imagefolder":
+    path = str(labels) if cloud.is_cloud(labels) else Path(labels).expanduser()
+    if kind is None and (cloud.is_cloud(spec) or Path(spec).is_dir()) and recognize(spec)[0] == "imagefolder":
         kind = "folder"
     source = open_dataset(spec, split, kind=kind, **options)
     root = Path(spec).absolute() if Path(spec).is_dir() else None
     own = getattr(source, "root", None)
-    return Labeled(
-        source, path, own if isinstance(own, Path) else root, partial=isinstance(own, Path) and own != Path(spec)
-    )
+    partial = isinstance(own, Path | str) and own != parse_place(spec)
+    return Labeled(source, path, own if isinstance(own, Path) else root, partial)
 
 
 def other_parts(spec: str, source: Source, names: Iterable[str], **options: Any) -> Iterator[tuple[str, Source]]:
@@ -182,6 +191,8 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
 def recognize(spec: str | Path) -> tuple[str, str | Path]:
     """What a path is, and where exactly."""
     text, path = str(spec), Path(spec)
+    if cloud.is_cloud(text):
+        return recognize_cloud(text), text
     if webdataset.is_url(text) or path.suffix == ".tar" or (not path.exists() and ".tar" in text):
         return "webdataset", text
     if path.is_file():
@@ -211,6 +222,26 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
             raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
         return kind, place
     return ("imagefolder" if looks_like_classes(enter_split(path, None)) else "folder"), path
+
+
+def recognize_cloud(url: str) -> str:
+    """What an address in a bucket is, by its name, or by what is in the folder that it is."""
+    name = url.rstrip("/").rpartition("/")[2]
+    if ".tar" in name:
+        return "webdataset"
+    if Path(name).suffix.lower() in LIST_SUFFIXES:
+        return "list"
+    folder = enter_split(parse_place(url), None)
+    listing = cloud.list_folder(str(folder))
+    for marker, dataset in PUBLISHED.items():
+        if marker in listing.folders:
+            raise SourceError(
+                f"{url} looks like {dataset}, which is read from a disk: copy it to one, or say that it is a folder of "
+                "images (kind folder)"
+            )
+    if any(name.endswith(".tar") for name in listing.files) and not any(map(is_image_name, listing.files)):
+        return "webdataset"
+    return "imagefolder" if looks_like_classes(folder) else "folder"
 
 
 def data_folder() -> Path | None:

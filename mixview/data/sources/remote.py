@@ -1,4 +1,4 @@
-"""A file on a web server, read by position, whatever happens to the connection."""
+"""A file on a web server or in a bucket, read by position, whatever happens to the connection."""
 
 import http.client
 import io
@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Any, final
 
 from mixview.data.sources.base import SourceError
+from mixview.data.sources.cloud import ObjectReader, is_cloud
 
 MIN_FETCH = 16 * 1024
 MAX_FETCH = 16 * 1024 * 1024
@@ -106,16 +107,16 @@ OPENER = make_opener()
 
 @final
 class RemoteFile(io.RawIOBase):
-    """A file behind an http(s) URL that can be read at any position.
+    """A file behind an http(s) URL, or in a bucket, that can be read at any position.
 
-    Bytes are requested by HTTP Range. Reading on from where the last read ended fetches ever larger pieces (up to
-    16 MiB), reading here and there only what is requested: one object serves both a shard that is streamed and an image
-    that is picked. When the connection drops, the next request begins at the byte where it dropped; `retries` such
-    interruptions without a kilobyte between them are given up on. A file that changes while it is read is an error, and
-    so is an answer that is not what was requested.
+    Bytes are requested by HTTP Range, in buckets by `ObjectReader`. Reading on from where the last read ended fetches
+    ever larger pieces (up to 16 MiB), reading here and there only what is requested: one object serves both a shard
+    that is streamed and an image that is picked. When the connection drops, the next request begins at the byte where
+    it dropped; `retries` such interruptions without a kilobyte between them are given up on. A file that changes while
+    it is read is an error, and so is an answer that is not what was requested.
 
     Args:
-        url: http:// or https://.
+        url: http://, https://, s3://, gs:// or hf://.
         timeout: seconds of silence after which a connection counts as dropped, and after which it has to be faster than
             a kilobyte per second.
         retries: interruptions in a row that are put up with.
@@ -123,8 +124,10 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, url: str, timeout: float = 30.0, retries: int = 5) -> None:
         super().__init__()
-        if not url.startswith(("http://", "https://")):
-            raise SourceError(f"{url} is not an http:// or https:// address: download the file and give its path")
+        if not url.startswith(("http://", "https://")) and not is_cloud(url):
+            raise SourceError(
+                f"{url} is not an http://, https://, s3://, gs:// or hf:// address: download the file and give its path"
+            )
         self.url = url
         self.timeout = timeout
         self.retries = retries
@@ -136,6 +139,10 @@ class RemoteFile(io.RawIOBase):
         self._buffer = b""
         self._ahead = MIN_FETCH
         self._size = 0
+        self._object: ObjectReader | None = None
+        if is_cloud(url):
+            self._object = ObjectReader(url, timeout)
+            self._size, self.version = self._object.size, self._object.version
         self._buffer = self._fetch(0, MIN_FETCH)
 
     @property
@@ -210,6 +217,9 @@ class RemoteFile(io.RawIOBase):
 
     def _request(self, start: int, stop: int, data: bytearray) -> None:
         """One request; what arrives is in `data` even if the connection drops before the end."""
+        if self._object is not None:
+            data += self._object.read(start, stop)
+            return
         # A proxy that packs or changes what it passes on would shift every position.
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "mixview"}
         request = urllib.request.Request(self.url, headers=headers)

@@ -91,7 +91,7 @@ class Voc(ImageFiles):
             path = folder / "ImageSets" / "Segmentation" / f"{self.split}.txt"
             names += [f"{year}/JPEGImages/{each}.jpg" for each in (read_split(path) if path.is_file() else [])]
         if not names:
-            names = [name for name in map(self.name, range(len(self))) if class_map_path(self.root / name).is_file()]
+            names = [self.name(index) for index in range(len(self)) if class_map_path(self.path(index)).is_file()]
         assert self.classes is not None
         return SegmentedVoc(self.root, PackedStrings(names), classes=self.classes) if names else None
 

@@ -4,8 +4,8 @@ A shard is a tar file in which the members of one sample follow each other and s
 Streaming readers give up reading by index, and with it a resume in the middle that is exact. Here a shard has an index
 instead, of where each image begins and how long it is, made once by walking the headers of the tar and kept in
 `~/.cache/mixview` (or `$MIXVIEW_CACHE`). After that image i is one read at a known position: of the file, or by HTTP
-Range. Reading in order streams (`RemoteFile` fetches ahead), reading at random fetches single images, and no shard is
-ever stored.
+Range, or of an object in a bucket. Reading in order streams (`RemoteFile` fetches ahead), reading at random fetches
+single images, and no shard is ever stored.
 
 To make an index the headers of a local shard are read and nothing else; a remote one is streamed through once if its
 images are small, and skipped through if they are large (a mebibyte and more).
@@ -13,6 +13,7 @@ images are small, and skipped through if they are large (a mebibyte and more).
 Only images (by their suffix) and `.cls` (the label as text) are looked at. Nothing in a shard is ever unpickled.
 """
 
+import fnmatch
 import hashlib
 import io
 import itertools
@@ -33,6 +34,7 @@ import numpy.typing as npt
 
 from mixview.data.cache import cache_folder
 from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.cloud import is_cloud, list_folder
 from mixview.data.sources.files import MAX_BYTES, is_image_name, number_labels
 from mixview.data.sources.fingerprint import fingerprint
 from mixview.data.sources.packed_strings import PackedStrings
@@ -91,7 +93,7 @@ class WebDataset(Source):
 
     Args:
         shards: a tar file, a folder of tar files, or a pattern, `shards/train-{000..146}.tar`, `shards/*.tar`,
-            `https://server/train-{000..146}.tar`.
+            `https://server/train-{000..146}.tar`, `s3://bucket/train-{000..146}.tar`.
         cache: the folder for the indexes; by default `webdataset` in mixview's cache (see `cache_folder`).
         timeout: seconds of silence after which a connection counts as dropped.
         retries: drops in a row, without a byte between them, that are put up with.
@@ -281,7 +283,7 @@ def is_url(shard: str) -> bool:
 
 def shard_name(shard: str) -> str:
     """The file name of a shard, without what an address may have after it."""
-    return (urlsplit(shard).path if is_url(shard) else shard).rpartition("/")[2]
+    return (urlsplit(shard).path if is_url(shard) and not is_cloud(shard) else shard).rpartition("/")[2]
 
 
 def expand_shards(pattern: str) -> list[str]:
@@ -294,7 +296,7 @@ def expand_shards(pattern: str) -> list[str]:
     specs = list(itertools.islice(expand_braces(pattern), MAX_SHARDS + 1)) if count <= MAX_SHARDS else []
     if not 0 < len(specs) <= MAX_SHARDS:
         raise SourceError(f"{pattern} names more than {MAX_SHARDS} shards: count fewer")
-    expanded = [each for spec in specs for each in ([spec] if is_url(spec) else find_local(spec))]
+    expanded = [each for spec in specs for each in find_shards(spec)]
     if not expanded:
         raise SourceError(f"{pattern} matches no tar file: check the pattern")
     twice, times = Counter(map(shard_name, expanded)).most_common(1)[0]
@@ -303,8 +305,17 @@ def expand_shards(pattern: str) -> list[str]:
     return expanded
 
 
-def find_local(spec: str) -> list[str]:
-    """The tar files of a path without braces: itself, those in a folder, those that match * and ?."""
+def find_shards(spec: str) -> list[str]:
+    """The tar files of a path or address without braces: itself, those in a folder, those that match * and ?."""
+    if is_cloud(spec):
+        folder, _, name = spec.rstrip("/").rpartition("/")
+        if not name.endswith(".tar"):
+            folder, name = spec.rstrip("/"), "*.tar"
+        if not re.search(r"[*?\[]", name):
+            return [spec]
+        return [f"{folder}/{each}" for each in list_folder(folder).files if fnmatch.fnmatchcase(each, name)]
+    if is_url(spec):
+        return [spec]
     path = Path(spec)
     if path.is_dir():
         return [str(each) for each in sorted(path.glob("*.tar"))]

@@ -110,7 +110,7 @@ def test_redirects_are_followed(server: Server) -> None:
     assert RemoteFile(f"{server.url}/old").read_at(2_000_000, 10) == DATA[2_000_000:2_000_010]
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://server/a", "s3://bucket/a"])
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://server/a", "s3a://bucket/a"])
 def test_other_addresses_raise(url: str) -> None:
     with raises(SourceError, "not an http"):
         RemoteFile(url)
