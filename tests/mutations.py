@@ -938,7 +938,7 @@ MUTATIONS: list[Mutation] = [
         "tests/train/test_continuing.py",
         ("pairs[-1][1] < pairs[0][1]", "pairs[-1][1] > pairs[0][1]"),
         ("for _, knn in pairs[-PATIENCE:])", "for _, knn in pairs[-1:])"),
-        ('found[0]["step"] == 0', 'found[0]["step"] >= 0'),
+        ('evaluated[0]["step"] == 0', 'evaluated[0]["step"] >= 0'),
     ),
     *of(
         "mixview/encoders/layers.py",
