@@ -48,7 +48,9 @@ def arguments(out: Path, data: str, split: str | None, recipe: str, seed: int, e
 
 
 def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, options: argparse.Namespace) -> Path:
-    """One `mixview pretrain` in a process of its own."""
+    """One `mixview pretrain` in a process of its own; a run that was finished before is taken as it is."""
+    if (out / "status.json").is_file() and json.loads((out / "status.json").read_text())["state"] == "finished":
+        return out
     epochs = max(2, round(options.images / len(open_dataset(data, split))))  # the first is warm-up
     command = [sys.executable, "-m", "mixview", "pretrain", *arguments(out, data, split, recipe, seed, epochs)]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
@@ -62,7 +64,7 @@ def protocols(name: str, options: argparse.Namespace) -> list[tuple[str, dict[st
     common: dict[str, Any] = {"data": name, "size": 32, "workers": 0}
     labeled = [("svm", common)] if name == "voc2007" else [("knn", common), ("linear", common | {"fast": True})]
     # The scenes are of the encoder's own size, so that fast mode shows them as they are.
-    scenes = {"count": options.scenes, "size": 32, "labels": "multiple"}
+    scenes = {"count": options.scenes, "size": 32, "objects": "multiple"}
     return [*labeled, ("segmentation", common | {"data": "scenes", "data_options": scenes, "fast": True})]
 
 
@@ -100,7 +102,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=8000, help="that each run sees, over all epochs")
     parser.add_argument("--first", default="train[:4000]", help="part of CIFAR-10 to start from")
     parser.add_argument("--scenes", type=int, default=400, help="scenes of the segmentation")
-    parser.add_argument("--folder", help="keep runs here")
+    parser.add_argument("--folder", help="keep runs here, and go on with those that are there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.folder or temporary)

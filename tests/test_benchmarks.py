@@ -1,5 +1,6 @@
 """Benchmarks of whole runs give settings that there are: they are run too seldom to notice that one has changed."""
 
+import argparse
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -7,6 +8,8 @@ from types import ModuleType
 import pytest
 
 from mixview.commands.pretrain import build_parser
+from mixview.data import open_dataset
+from mixview.evaluate.base import build
 from mixview.train.config import from_plain
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -30,6 +33,18 @@ def test_continuing(recipe: str, tmp_path: Path) -> None:
     )
     assert (config.data, config.seed, config.monitor.estimate) == ("imagenette", 3, False)
     assert config.weights == (str(tmp_path / "first-3") if recipe.startswith("continue/") else None)
+
+
+@pytest.mark.parametrize("name", ["imagenette", "voc2007"])
+def test_continuing_evaluates_by_protocols_that_there_are(name: str) -> None:
+    names = []
+    for protocol, settings in load("continuing").protocols(name, argparse.Namespace(scenes=8)):
+        built = build(protocol, {"encoder": "random", **settings})
+        names.append(built.name)
+    assert names[-1] == "segmentation"
+    segmented = open_dataset(settings["data"], **settings["data_options"]).segmentation()
+    assert segmented is not None
+    assert len(segmented) == 8
 
 
 def test_bit_depth(tmp_path: Path) -> None:

@@ -130,6 +130,14 @@ def test_tiff(kind: type, tile: tuple[int, int] | None, compression: str | None)
     np.testing.assert_allclose(decoded, DEEP / 4095, atol=1e-6)
 
 
+def test_zero_is_white_where_a_tiff_says_so() -> None:
+    gray = DEEP[:, :, 0]
+    black, white = (tiff(gray, photometric=each) for each in ("minisblack", "miniswhite"))
+    decoder = Decoder("L", value_range=ValueRange(0, 65535))
+    np.testing.assert_allclose(decoder(black) + decoder(white), 1, atol=1e-6)
+    np.testing.assert_allclose(decoder(black)[:, :, 0], gray / 65535, atol=1e-6)
+
+
 def test_pages_are_channels_where_as_many_are_wanted() -> None:
     pages = np.stack([DEEP[:, :, 0] + number for number in range(5)])
     data = tiff(pages, photometric="minisblack")
