@@ -25,6 +25,7 @@ from mixview.cli import COMMANDS, Group, main
 from mixview.data.synthetic.scenes import Scenes
 from mixview.data.synthetic.writers import write
 from mixview.extensions import PROTOCOLS
+from tests.processes import run_mixview as run_mixview_in_process
 from tests.test_documents import DOCUMENTS, ROOT, blocks
 
 LEARN_LITTLE = "--size 16 --batch_size 8 --epochs 2 --backbone small --workers 0 --no_monitor.estimate"
@@ -40,7 +41,7 @@ SMALLER = {
     "pretrain .*distillation": f"{LEARN_LITTLE} --size 32",
     "pretrain .*--resume": "--epochs 3",
     "pretrain .*--devices": f"{LEARN_LITTLE} --devices 1",
-    "pretrain .*--profile": f"""{LEARN_LITTLE} --data-options '{{"count": 220, "size": 32}}'""",
+    "pretrain .*--profile": f"""{LEARN_LITTLE} --profile 5 --data-options '{{"count": 40, "size": 32}}'""",
     "pretrain": LEARN_LITTLE,
     "evaluate linear .*--fast": EVALUATE_LITTLE,
     "evaluate linear .*--devices": f"{EVALUATE_LITTLE} --epochs 1 --batch_size 16 --devices 1 --precision 32-true",
@@ -187,7 +188,7 @@ def run(line: str) -> None:
                 options[place + 1] = LAUNCHED[option]
         start_process([sys.executable, "-m", "torch.distributed.run", *options, *small(rest[start:])])
     elif into is not None:
-        printed = start_process([sys.executable, "-m", "mixview.cli", *rest])
+        printed = fork_mixview(rest)
         target = Path(into).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(printed)
@@ -220,7 +221,7 @@ def run_script(words: list[str]) -> None:
 def run_mixview(arguments: list[str]) -> None:
     """Run a command of mixview's here, or in a process of its own where it starts others."""
     if "--devices" in arguments and arguments[len(arguments) - arguments[::-1].index("--devices")] != "1":
-        start_process([sys.executable, "-m", "mixview.cli", *arguments])
+        fork_mixview(arguments)
         return
     try:
         main(arguments)
@@ -229,9 +230,14 @@ def run_mixview(arguments: list[str]) -> None:
             pytest.fail(f"mixview {shlex.join(arguments)}: {end.code}")
 
 
-def start_process(words: list[str]) -> str:
+def start_process(words: list[str]) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+
+
+def fork_mixview(words: list[str]) -> str:
+    done = run_mixview_in_process(Path.cwd(), *words)
+    assert done.returncode == 0, f"mixview {shlex.join(words)}: {done.stdout}{done.stderr}"
     return done.stdout
 
 

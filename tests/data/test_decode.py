@@ -331,6 +331,19 @@ def test_decodes_at_a_fraction_of_the_size(format: str, factor: int) -> None:
     assert np.abs(decoded.astype(int) - shrunk).mean() < (3 if format == "JPEG" else 6)
 
 
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("options", [{"progressive": True}, {"subsampling": 0}, {"subsampling": 1}])
+def test_every_kind_of_jpeg_is_decoded_smaller_as_pillow_does(options: dict[str, Any], factor: int) -> None:
+    image = Image.fromarray(smooth(160, 240))
+    for stored, channels in ((image, 3), (image.convert("L"), 1)):
+        data = save(stored, "JPEG", quality=95, **options)
+        drafted = Image.open(io.BytesIO(data))
+        drafted.draft(drafted.mode, (240 // factor, 160 // factor))
+        decoded = Decoder("stored")(data, choose_factor=lambda *size: factor)
+        assert decoded.shape == (160 // factor, 240 // factor, channels)
+        np.testing.assert_array_equal(decoded, np.array(drafted).reshape(decoded.shape))
+
+
 def test_the_size_that_decides_is_that_of_the_upright_image() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -9,7 +9,8 @@ import pytest
 import mixview
 from mixview.runs.run_directory import RunDirectory
 from tests.data.writing import jpeg, smooth, write
-from tests.train.running import assert_same_runs, resume, stopped_at, tiny
+from tests.processes import context
+from tests.train.running import assert_same_runs, resume, stopped_at, tiny, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,21 @@ def test_a_resumed_run_is_an_uninterrupted_one_with_and_without_the_cache(
         resume(out, **({"cache": None} if then == "left out" else {}))
         assert_same_runs(whole, out)
     assert RunDirectory.open(whole).config["cache_size"] == 32
+
+
+def test_a_run_that_is_killed_while_it_fills_the_cache(photographs: Path, whole: Path, tmp_path: Path) -> None:
+    out, cache = tmp_path / "run", tmp_path / "cache"
+    options = settings(photographs, out, cache=str(cache), workers=1)
+    process = context.Process(target=mixview.pretrain, kwargs=options)
+    process.start()
+    wait_for(lambda: any(file.stat().st_size > 100 for file in cache.glob("*")), what="the first image of the cache")
+    process.kill()
+    process.join()
+    with next(cache.iterdir()).open("ab") as file:
+        file.write(b"\xffimg of which no more was written")
+    resume(out, workers=0)
+    assert_same_runs(whole, out)
+    assert b"no more was written" not in next(cache.iterdir()).read_bytes()
 
 
 def test_a_folder_that_cannot_be_used_costs_one_sentence(
