@@ -183,10 +183,10 @@ def test_what_a_killed_machine_had_begun_is_done_by_the_other_once(tmp_path: Pat
     assert sorted(done()) == sorted((run.objective, run.seed) for run in study.runs)
     assert begin("left").communicate(timeout=600)[0] == "True\n"  # nothing is left to do
     assert len(done()) == len(study.runs)
-    assert list((folder / "claims").iterdir()) == []
     (folder / "study.yaml").write_text(yaml.safe_dump(text))
     merge_results(tmp_path / "out")
     assert len((folder / "results.jsonl").read_text().splitlines()) == len(study.runs)
+    assert not (folder / "claims").exists()  # one of them may have been that of a run whose result was there
 
 
 def test_merging_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
