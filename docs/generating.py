@@ -176,7 +176,7 @@ def package_pages() -> dict[str, str]:
     described: set[int] = set()  # some names are declared by two packages
     for title, package in PACKAGES.items():
         module = importlib.import_module(package)
-        lines = [f"# {title}", "", f"`from {package} import …`", ""]
+        lines = [f"# API: {title}", "", f"`from {package} import …`", ""]
         for name in module.__all__:
             each = getattr(module, name)
             kind = "autoclass" if inspect.isclass(each) else "autofunction" if callable(each) else "autodata"
@@ -190,4 +190,4 @@ def package_pages() -> dict[str, str]:
 
 def module_page(title: str, name: str) -> str:
     """The reference of a module, from its docstrings."""
-    return "\n".join([f"# {title}", "", f"`{name}`", "", "```{eval-rst}", f".. automodule:: {name}", "```", ""])
+    return "\n".join([f"# API: {title}", "", f"`{name}`", "", "```{eval-rst}", f".. automodule:: {name}", "```", ""])

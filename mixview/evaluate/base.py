@@ -167,6 +167,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     """One way to evaluate an encoder on labeled images: see the example at the top of this file.
 
     Example:
+        >>> import torch
         >>> @dataclass(frozen=True, kw_only=True)
         ... class NearestMean(Protocol):
         ...     def evaluate(self, context):
