@@ -14,7 +14,7 @@ import yaml
 from mixview.cli import main
 from mixview.evaluate.detection.protocol import Detection
 from mixview.evaluate.results import Result, average
-from mixview.experiments import command, results
+from mixview.experiments import command, cost, results
 from mixview.experiments import run as processes
 from mixview.experiments import spec as grid
 from mixview.experiments.cost import Estimate, measure
@@ -283,3 +283,16 @@ def test_a_dry_run_measures_what_it_does_not_know(tmp_path: Path, capsys: pytest
     assert estimate.knows(run)
     assert estimate.seconds(study.runs) == pytest.approx(2 * measured.evaluation_seconds)
     assert measure(run, tmp_path / "runs", ("false",)) is None
+
+
+def test_a_run_that_trains_is_measured_by_a_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "MEASURED_STEPS", 8)
+    long = trial({"epochs": 1000}, seeds=[0], grids=[{"objectives": ["SIM"]}])
+    study = grid.expand("trial", long)
+    measured = measure(study.runs[0], tmp_path / "runs", Runner.command)
+    assert measured is not None
+    assert measured.steps == 8
+    estimate = Estimate(study.runs, {})
+    estimate.own.learn(measured)
+    expected = measured.evaluation_seconds + measured.cpu_seconds * 4000 / 8
+    assert estimate.seconds(study.runs) == pytest.approx(expected, rel=0.01)
