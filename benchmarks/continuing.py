@@ -63,8 +63,9 @@ def protocols(name: str, options: argparse.Namespace) -> list[tuple[str, dict[st
     """The protocols for a set, and their options."""
     common: dict[str, Any] = {"data": name, "size": 32, "workers": 0}
     labeled = [("svm", common)] if name == "voc2007" else [("knn", common), ("linear", common | {"fast": True})]
-    # The scenes are of the encoder's own size, so that fast mode shows them as they are.
-    scenes = {"count": options.scenes, "size": 32, "objects": "multiple"}
+    # Of the encoder's own size, so that fast mode shows them as they are, and of one large object each: of several
+    # small ones an encoder of this size sees only the background.
+    scenes = {"count": options.scenes, "size": 32}
     return [*labeled, ("segmentation", common | {"data": "scenes", "data_options": scenes, "fast": True})]
 
 
