@@ -66,6 +66,8 @@ class Registry:
 
     def check(self, name: str) -> None:
         """Raise if a name is neither built in nor an import path. Imports nothing."""
+        if not isinstance(name, str):  # a file can have anything there
+            raise ValueError(f"expected the name of a {self.kind}, got {brief(name)}")
         if name not in self.builtins and not is_import_path(name):
             hint = did_you_mean(name, self.names()) or f": there are {', '.join(self.names())}"
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 import mixview
+from mixview.extensions import METHODS
 from mixview.methods import MoCoV2Config
 from mixview.options import AtLeast, LessThan, MoreThan, allows, describe
 from mixview.train.build import build_objective
@@ -69,6 +70,12 @@ def test_unknown_methods_and_objectives_are_named() -> None:
         PretrainConfig(method="moco")
     with pytest.raises(ValueError, match=r"objective must be sim, .* got 'bism': did you mean bsim"):
         build_objective("bism", MixingConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [["mocov2"], {"class_path": "os.system"}, 3])
+def test_the_name_of_a_method_is_text(name: Any) -> None:
+    with pytest.raises(ValueError, match="expected the name of a method, got"):
+        METHODS.check(name)
 
 
 def test_pretrain_refuses_before_it_writes(tmp_path: Any) -> None:
