@@ -105,6 +105,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weights = {f"module.encoder_q.{name}": each for name, each in network.state_dict().items()}
         torch.save({"epoch": 200, "arch": "resnet50", "state_dict": weights}, "moco_v2_200ep_pretrain.pth.tar")
         save_weights()
+        Path("policy.yaml").write_text("base: mocov2\ngrayscale: 0.1\n")
         Path("mine.yaml").write_text("base: small/cpu-simclr\ndata: photos/\nepochs: 3\n")
         learn = ["pretrain", "--data", "photos/", *LEARN_LITTLE.split()]
         labels = [f"{number}.jpg,{'oak' if number % 2 else 'ash'}" for number in range(len(scenes))]
