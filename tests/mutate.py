@@ -166,7 +166,7 @@ def copy_tree(source: Path, target: Path) -> None:
         stdout=subprocess.PIPE,
     ).stdout
     for name in filter(None, listed.decode().split("\0")):
-        if name.startswith(("study/", "docs/")) or not (source / name).is_file():
+        if name.startswith("docs/") or not (source / name).is_file():
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source / name, target / name)

@@ -12,6 +12,8 @@ import numpy.typing as npt
 START = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
 """By color type: gray, RGB, gray with alpha, RGB with alpha."""
+HEADER = 33
+"""Bytes up to the end of the first chunk, which says the size and the kind."""
 WHOLE = ((0, 0, 1, 1),)
 ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """Left, top, and steps across and down of each pass of an interlaced image."""
@@ -31,7 +33,8 @@ def png_size(data: bytes) -> tuple[int, int]:
 def read_png16(data: bytes) -> npt.NDArray[np.uint16]:
     """[H, W, C] of a file whose size is known to be no bomb; raises ValueError or `zlib.error`."""
     width, height = png_size(data)
-    if data[12:16] != b"IHDR" or data[25] not in CHANNELS or data[28] > 1 or not width or not height:
+    whole = len(data) >= HEADER and data[12:16] == b"IHDR" and width and height
+    if not whole or data[25] not in CHANNELS or data[28] > 1:
         raise ValueError("its header is damaged")
     channels, passes = CHANNELS[data[25]], ADAM7 if data[28] else WHOLE
     parts = [

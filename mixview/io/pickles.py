@@ -4,7 +4,9 @@ content = read_arrays(path, "CIFAR", encoding="bytes")
 content[b"data"].value                                     # a NumPy array; in the content it is a PickledArray
 """
 
+import io
 import pickle
+import pickletools
 import re
 import warnings
 import zipfile
@@ -94,6 +96,13 @@ class ArrayUnpickler(pickle.Unpickler):
         return allowed[f"{module}.{name}"]
 
 
+def check_memo(data: bytes) -> None:
+    """Raise if a pickle numbers an object higher than it can have objects: it would make room for all below."""
+    for opcode, number, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(str(number)) > len(data):
+            raise UntrustedPickle(f"numbers an object {number}, in a file of {len(data)} bytes")
+
+
 def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) -> Any:
     """The content of a pickle.
 
@@ -102,8 +111,9 @@ def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) 
         encoding: what Python 2's text becomes: bytes, or text by this code.
     """
     try:
-        with path.open("rb") as file:
-            return ArrayUnpickler(file, encoding=encoding).load()
+        data = path.read_bytes()
+        check_memo(data)
+        return ArrayUnpickler(io.BytesIO(data), encoding=encoding).load()
     except UntrustedPickle as error:
         raise UntrustedPickle(
             f"a pickle that claims to be {what} {error}: do not trust it, delete it ({path})"

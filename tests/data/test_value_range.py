@@ -203,6 +203,7 @@ def test_dicom_with_its_window() -> None:
         (npy(np.array([[{}]], dtype=object)), ("objects",)),
         (npy(np.zeros((2, 2))).replace(b"(2, 2), }", b"(9999,99)"), ("plain array",)),
         (png16(DEEP)[:-60], ("broken or truncated",)),
+        (png16(DEEP)[:25], ("broken or truncated",)),
         (png16(DEEP)[:16] + struct.pack(">II", 1 << 20, 1 << 20) + png16(DEEP)[24:], ("1048576×1048576", "limit")),
         (tiff(DEEP, photometric="rgb")[:-300], ("broken or truncated",)),
     ],

@@ -315,7 +315,7 @@ def test_pickles_of_cifar(kind: str, box: Sandbox) -> None:
         "deep": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
         "text": b"hello",
         "short": pickle.dumps({b"data": 1})[:-5],
-        "memo": b"\x80\x02r\xff\xff\xff\x7f.",
+        "memo": b"\x80\x02]r\xff\xff\xff\x0f.",
         "shape": pickle.dumps({b"data": np.zeros((4, 7), np.uint8), b"labels": [0, 1, 2, 3]}),
         "dtype": pickle.dumps({b"data": np.zeros((4, 3072), np.float64), b"labels": [0] * 4}),
         "huge": b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00",
