@@ -216,7 +216,7 @@ MUTATIONS: list[Mutation] = [
         (
             "self.grid // side for side in (height, width))",
             "self.grid // max(height, width) for side in (height, width))",
-            "tests/test_mixers.py::test_lam_is_the_share_of_pixels_kept",
+            "tests/test_mixers.py::test_cells_divide_both_sides_of_the_image",
         ),
         (
             "torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",

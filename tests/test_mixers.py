@@ -74,6 +74,15 @@ def test_the_shares_of_several_parents_are_those_of_their_pixels(n, height, widt
             assert share == pytest.approx(int((mixed[i] == images[image]).sum()) / (height * width), abs=1e-9)
 
 
+def test_cells_divide_both_sides_of_the_image() -> None:
+    images = torch.arange(50.0).view(-1, 1, 1, 1).expand(-1, 1, 8, 4)
+    mixed = PatchMix(lam_per="image", grid=2).draw(images, seeded())(images)
+    cells = mixed.view(-1, 2, 4, 2, 2).transpose(2, 3).flatten(3)
+    assert torch.equal(cells, cells[..., :1].expand_as(cells))
+    assert (cells[:, 0, :, 0] != cells[:, 1, :, 0]).any()
+    assert (cells[:, :, 0, 0] != cells[:, :, 1, 0]).any()
+
+
 def test_a_parent_without_a_pixel_has_no_share() -> None:
     """Whatever rounding leaves of 1: a parent with a share, however small, competes in the denominator of a loss."""
     mixer, without = PatchMix(lam_per="image", parents=3, grid=3), 0
