@@ -198,6 +198,8 @@ def check_size(
     try:
         with parameters_without_memory():
             needed = sum(parameter.numel() for parameter in make()[0].parameters())
+    except ValueError:  # it cannot be built for this size or stem, which would cost as much memory to find out
+        raise
     except Exception:  # building it says why
         return
     held = sum(tensor.numel() for tensor in tensors.values())
