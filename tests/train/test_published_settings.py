@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixview import recipes
+from mixview import extensions, recipes
 from mixview.data.augment.policies import Augmentation, Blur, Crop, Jitter, RandAugment, load_policy
 from mixview.encoders import backbones
 from mixview.evaluate.base import build
@@ -570,6 +570,11 @@ def test_options_of_related_methods(resolve: Callable[[str], Run]) -> None:
     assert (mochi.hardest, mochi.pairs, mochi.with_query) == (1024, 1024, 128)
     assert mochi.start == 10 * (IMAGENET // 256)
     assert resolve("related/mixco").method.loss_fn.args == (1.0,)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("simclr", 0.1), ("mocov1", 0.07), ("mocov2", 0.2)])
+def test_the_temperature_of_a_method_without_a_recipe_is_published(name: str, temperature: float) -> None:
+    assert extensions.METHODS.load(name)().temperature == temperature
 
 
 def test_zero_init_is_simsiams() -> None:
