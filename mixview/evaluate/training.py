@@ -29,8 +29,7 @@ from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
 from mixview.options import Count, Epochs, Positive, logger_names
-from mixview.runs.checkpoints import Checkpoints
-from mixview.runs.devices import Precision, agree_on_checkpoint, launch_once, make_fabric, reset_grad_scaler
+from mixview.runs.devices import Precision, latest_state, launch_once, make_fabric, reset_grad_scaler
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
@@ -214,10 +213,8 @@ def train_in_folder(
         reset_grad_scaler(fabric)
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
         engine = make_engine(module, optimizer)
-        checkpoint = Checkpoints(run.out / "checkpoints").load_latest(fabric.device)
-        agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(run.out))
-        if checkpoint is not None:
-            engine.load_state(checkpoint[0])
+        if (state := latest_state(fabric, run.out)) is not None:
+            engine.load_state(state)
             notes.append(f"Resuming from step {engine.step} of {engine.steps}.")
         accuracies: dict[str, dict[str, float]] = {}
 

@@ -3,6 +3,7 @@
 import inspect
 import re
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from weakref import WeakSet
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from mixview.options import Precision as Precision
+from mixview.runs.checkpoints import Checkpoints
 from mixview.runs.launching import exit_with_parent, launcher, reinit_process_group
 from mixview.runs.run_directory import RunDirectoryError
 
@@ -92,13 +94,15 @@ def grad_scaler(fabric: "Fabric") -> torch.amp.GradScaler | None:
     return getattr(fabric.strategy.precision, "scaler", None)
 
 
-def agree_on_checkpoint(fabric: "Fabric", step: int, out: str) -> None:
-    """Raise if processes see different checkpoints: `step` is this process's, -1 for none."""
+def latest_state(fabric: "Fabric", out: str | Path) -> dict[str, Any] | None:
+    """The state in the last checkpoint of a run, if there is one; raises if processes see different checkpoints."""
+    state, step = Checkpoints(Path(out) / "checkpoints").load_latest(fabric.device) or (None, -1)
     last: Any = fabric.all_reduce(torch.tensor([step, -step], device=fabric.device), reduce_op="max")
     if int(last.sum()):  # the largest is not the smallest
         raise RunDirectoryError(
             f"not all processes see the same checkpoints in {out}: put --out on a disk that all machines see"
         )
+    return state
 
 
 LAUNCHED: "WeakSet[Fabric]" = WeakSet()

@@ -33,8 +33,7 @@ from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
 from mixview.mixing import Mixer, mixture_generators
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 from mixview.options import allows, describe, suggest
-from mixview.runs.checkpoints import Checkpoints
-from mixview.runs.devices import agree_on_checkpoint, grad_scaler, precision_of
+from mixview.runs.devices import grad_scaler, latest_state, precision_of
 from mixview.runs.fabric import Fabric
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import process_rank
@@ -411,11 +410,10 @@ def encodes(source: Source) -> bool:
 
 def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:
     """Put the engine where the last checkpoint of the run left it, if there is one; returns notes."""
-    checkpoint = Checkpoints(Path(config.out) / "checkpoints").load_latest(engine.fabric.device)
-    agree_on_checkpoint(engine.fabric, -1 if checkpoint is None else checkpoint[1], config.out)
-    if checkpoint is None:
+    state = latest_state(engine.fabric, config.out)
+    if state is None:
         return []
-    engine.load_state(checkpoint[0])
+    engine.load_state(state)
     if engine.step > engine.steps:
         done = -(-engine.step // engine.batches.batches_per_epoch)
         raise RunDirectoryError(

@@ -36,8 +36,7 @@ from mixview.io.atomic import atomic_write, write_bytes
 from mixview.io.records import RecordError, read_json
 from mixview.io.run_folders import is_run
 from mixview.options import Count, NonNegative, Positive
-from mixview.runs.checkpoints import Checkpoints
-from mixview.runs.devices import agree_on_checkpoint, launch_once
+from mixview.runs.devices import latest_state, launch_once
 from mixview.runs.fabric import Fabric
 from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
@@ -206,10 +205,8 @@ class Trial:
             accumulate_grad_batches=settings.accumulate_grad_batches,
             schedule=settings.schedule,
         )
-        checkpoint = Checkpoints(self.out / "checkpoints").load_latest(fabric.device)
-        agree_on_checkpoint(fabric, -1 if checkpoint is None else checkpoint[1], str(self.out))
-        if checkpoint is not None:
-            engine.load_state(checkpoint[0])
+        if (state := latest_state(fabric, self.out)) is not None:
+            engine.load_state(state)
             notes.append(f"Resuming from iteration {engine.step} of {settings.schedule.iterations}.")
         last: list[tuple[Predictions, dict[str, float]]] = []
 
