@@ -14,7 +14,7 @@ from mixview.data.augment import numba_backend
 from mixview.data.augment.params import sample_params, view_generator
 from mixview.data.augment.policies import Augmentation, Crop, Jitter, Normalize
 from mixview.data.dataset import ImageDataset
-from mixview.data.loader import EpochSampler, Key, default_workers
+from mixview.data.loader import EpochSampler, Key
 from mixview.data.sources.base import Source
 from mixview.encoders.features import BLOCK, Stage, StageFeatures, load_blocks
 from mixview.encoders.loading import LoadedEncoder
@@ -22,7 +22,7 @@ from mixview.encoders.transforms import CenterCrop
 from mixview.evaluate.base import EvalContext
 from mixview.evaluate.labeled import as_tensor
 from mixview.evaluate.schedule import Schedule
-from mixview.evaluate.training import TrainingRun, epoch_batches, image_loader, processes_here, train_in_folder
+from mixview.evaluate.training import TrainingRun, epoch_batches, image_loader, train_in_folder, workers_of
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.runs.progress_bar import bar
 
@@ -227,7 +227,7 @@ def train_classifier(
             network=network.trained,
             optimizer=optimizer,
             batches=batches,
-            loader=image_loader(images, batches, processes_here(fabric), run.workers, fabric.device),
+            loader=image_loader(images, batches, run),
             steps=schedule.epochs * batches.batches_per_epoch,
             seed=run.seed,
             accumulate_grad_batches=run.accumulate_grad_batches,
@@ -252,7 +252,7 @@ def evaluate_classifier(
     correct = torch.zeros(len(network.heads), len(tops), dtype=torch.long, device=fabric.device)
     count = torch.zeros((), dtype=torch.long, device=fabric.device)
     blocks = range(fabric.global_rank, -(-len(labeled.test) // BLOCK), fabric.world_size)
-    workers = default_workers(processes_here(fabric)) if workers is None else workers
+    workers = workers_of(fabric, workers)
     transform = CenterCrop(loaded.size, loaded.normalize)
     with bar("evaluating", len(blocks)) as advance:
         for block, (images, index) in zip(

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 from mixview.data.augment.params import view_generator
 from mixview.data.augment.policies import Normalize
 from mixview.data.dataset import ImageDataset
-from mixview.data.loader import Key, Loader, default_workers, to_tensor
+from mixview.data.loader import Key, Loader, to_tensor
 from mixview.data.sources.base import IGNORED, ClassMap, Source, SourceError
 from mixview.encoders.features import PATCHES, PatchMaps, Stage, extract, measure_patches, pick_device
 from mixview.encoders.loading import LoadedEncoder
@@ -41,8 +41,8 @@ from mixview.evaluate.training import (
     TrainingRun,
     epoch_batches,
     image_loader,
-    processes_here,
     train_in_folder,
+    workers_of,
 )
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.lazy import Module
@@ -348,7 +348,7 @@ def segment_images(
             network=network.head,
             optimizer=optimizer,
             batches=batches,
-            loader=image_loader(views, batches, processes_here(fabric), run.workers, fabric.device),
+            loader=image_loader(views, batches, run),
             steps=schedule.epochs * batches.batches_per_epoch,
             seed=run.seed,
             accumulate_grad_batches=run.accumulate_grad_batches,
@@ -425,11 +425,10 @@ def confuse_windows(
     test, count = segmented.test, len(segmented.classes)
     confusion = torch.zeros(count, count, dtype=torch.long, device=fabric.device)
     indices = range(fabric.global_rank, len(test.source), fabric.world_size)
-    workers = default_workers(processes_here(fabric)) if workers is None else workers
     dataset = ImageDataset(test.source, loaded.decoder(test.source))
     loader = Loader(
         WindowedImages(dataset, test, loaded.size, loaded.normalize),
-        workers=min(workers, len(indices)),
+        workers=min(workers_of(fabric, workers), len(indices)),
         batch_sampler=[[index] for index in indices],
     )
     with bar("evaluating", len(indices)) as advance:

@@ -270,21 +270,14 @@ MAY_CHANGE = frozenset(
 images are compared by their content."""
 
 
-def image_loader(
-    images: Dataset[Any], batches: EpochSampler, processes: int, workers: int | None, device: torch.device
-) -> Loader:
+def image_loader(images: Dataset[Any], batches: EpochSampler, run: TrainingRun) -> Loader:
     """The batches of training images."""
-    workers = default_workers(processes) if workers is None else workers
-    return Loader(
-        images,
-        workers=workers,
-        batch_sampler=batches,
-        pin_memory=device.type == "cuda",
-        persistent_workers=workers > 0,
-    )
+    workers = workers_of(run.fabric, run.workers)
+    pin_memory = run.fabric.device.type == "cuda"
+    return Loader(images, workers=workers, batch_sampler=batches, pin_memory=pin_memory, persistent_workers=workers > 0)
 
 
-def processes_here(fabric: "Fabric") -> int:
-    """Training processes on this machine."""
+def workers_of(fabric: "Fabric", workers: int | None) -> int:
+    """Data-loading processes of each process: as many as were asked for, or its share of this machine's cores."""
     nodes: int = getattr(fabric.strategy, "num_nodes", 1)
-    return fabric.world_size // nodes
+    return default_workers(fabric.world_size // nodes) if workers is None else workers

@@ -17,7 +17,7 @@ import torch
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 
 from mixview import recipes
-from mixview.data.loader import EpochSampler, default_workers
+from mixview.data.loader import EpochSampler
 from mixview.data.sources.base import Source
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.distributed import synchronize_batch_norm
@@ -30,7 +30,7 @@ from mixview.evaluate.detection.models import Model, Scales, build_detector
 from mixview.evaluate.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
 from mixview.evaluate.detection.training import DetectionLogging, Engine, Schedule, build_optimizer
 from mixview.evaluate.results import Result, percentages
-from mixview.evaluate.training import TrainingConfig, processes_here
+from mixview.evaluate.training import TrainingConfig, workers_of
 from mixview.evaluate.training_loop import run_supervised
 from mixview.io.atomic import atomic_write, write_bytes
 from mixview.io.records import RecordError, read_json
@@ -261,8 +261,7 @@ class Trial:
     @property
     def workers(self) -> int:
         """Data-loading processes of this process."""
-        workers = self.settings.workers
-        return default_workers(processes_here(self.fabric)) if workers is None else workers
+        return workers_of(self.fabric, self.settings.workers)
 
     @property
     def test(self) -> Source:
