@@ -266,7 +266,8 @@ def extract(
             if devices > 1 and world_size == 1:
                 spawn(folder, loaded, source, transform, stages, device, devices, workers, advance)
             else:
-                workers = default_workers(local_processes()) if workers is None else workers
+                here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+                workers = default_workers(here) if workers is None else workers
                 fill(folder, loaded, source, transform, stages, pick_device(device), rank, world_size, workers, advance)
                 wait_until(lambda: bool(done.all()))
     index = np.load(folder / "index.npy")
@@ -550,10 +551,6 @@ def rank_and_world_size() -> tuple[int, int]:
     return process_rank(slurm=False), int(os.environ.get("WORLD_SIZE") or 1)
 
 
-def local_processes() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-
-
 def pick_device(name: str, number: int | None = None) -> torch.device:
     """The device of a name; `auto` is an accelerator where there is one. With a number, or under torchrun, that one."""
     if name == "auto":
@@ -567,10 +564,10 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
     return torch.device(name)
 
 
-def wait_until(condition: Any, every: float = 0.2) -> None:
+def wait_until(condition: Any) -> None:
     """Wait for the other processes; their launcher ends this one if one of them fails."""
     while not condition():
-        time.sleep(every)
+        time.sleep(0.2)
 
 
 def spawn(

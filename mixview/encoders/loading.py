@@ -150,9 +150,7 @@ class ComputeConfig:
 class Pixels(nn.Module):
     """The images themselves, shrunk to at most `side` pixels, as features: the baseline every encoder has to beat."""
 
-    def __init__(self, side: int = 32) -> None:
-        super().__init__()
-        self.side = side
+    side = 32
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-1] > self.side:

@@ -53,7 +53,7 @@ class LowShot(SVMConfig, Protocol):
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
         train, test, features = self.labeled(context)
-        with progress("SVMs") as report:
+        with progress() as report:
             result = evaluate_low_shot(
                 train,
                 test,

@@ -76,13 +76,13 @@ class SVMConfig:
 
 
 @contextlib.contextmanager
-def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for work that reports how much of how much is done."""
+def progress() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for SVMs, whose fitting reports how many of how many are done."""
     with contextlib.ExitStack() as stack:
         state: list[tuple[Advance, int]] = []
 
         def report(done: int, total: int) -> None:
-            advance, before = state.pop() if state else (stack.enter_context(bar(unit, total)), 0)
+            advance, before = state.pop() if state else (stack.enter_context(bar("SVMs", total)), 0)
             advance(done - before)
             state.append((advance, done))
 
@@ -107,7 +107,7 @@ class SVM(SVMConfig, Protocol):
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
         train, test, features = self.labeled(context)
-        with progress("SVMs") as report:
+        with progress() as report:
             result = evaluate_svm(
                 train, test, classes=context.splits.classes, fit=self.fit, difficult=self.difficult, report=report
             )

@@ -42,7 +42,7 @@ def make_sprites(pictures: Sequence[Pixels], budget: int) -> Sprites:
             break
     columns = grid(min(len(pictures), PER_SHEET))
     parts = [pictures[start : start + PER_SHEET] for start in range(0, len(pictures), PER_SHEET)]
-    sheets = [as_address(encode_sheet(part, side, columns), "jpeg") for part in parts]
+    sheets = [as_address(encode_sheet(part, side, columns)) for part in parts]
     return Sprites(sheets, side, columns, PER_SHEET)
 
 
@@ -67,6 +67,6 @@ def encode_jpeg(picture: Image.Image, quality: int = QUALITY) -> bytes:
     return file.getvalue()
 
 
-def as_address(content: bytes, kind: str) -> str:
-    """A picture as an address that a page needs no network for."""
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+def as_address(content: bytes) -> str:
+    """A JPEG as an address that a page needs no network for."""
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"

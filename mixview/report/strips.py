@@ -111,4 +111,4 @@ def shrink(picture: Image.Image, budget: int) -> tuple[str, int, int]:
         content = encode_jpeg(small, 85 if width > 640 else 75)
         if len(content) <= budget:
             break
-    return as_address(content, "jpeg"), small.width, small.height
+    return as_address(content), small.width, small.height

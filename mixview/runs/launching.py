@@ -69,27 +69,26 @@ def reinit_process_group(device: str) -> None:
         dist.init_process_group("nccl" if device == "cuda" else "gloo", store=name, rank=rank, world_size=world_size)
 
 
-def exit_with_parent(every: float = 0.5) -> None:
+def exit_with_parent() -> None:
     """A process that mixview itself has started for a device ends when the one that started it dies.
 
     Once they have met, the next collective notices a death; before, one would wait for the other for half an hour.
     """
     if launcher() is None and os.environ.get("LOCAL_RANK", "0") not in ("", "0"):
-        exit_when_orphaned(every)
+        exit_when_orphaned()
 
 
-def exit_when_orphaned(every: float = 0.5, parent: int | None = None) -> None:
+def exit_when_orphaned(parent: int | None = None) -> None:
     """End this process, as a kill would, soon after the one that started it has died.
 
     Args:
-        every: seconds between two checks.
         parent: the one that started it; by default the parent of now, which is another if that one is dead already.
     """
     parent = os.getppid() if parent is None else parent
 
     def follow() -> None:
         while os.getppid() == parent:
-            time.sleep(every)
+            time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=follow, name="end with parent", daemon=True).start()

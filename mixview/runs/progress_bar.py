@@ -2,22 +2,18 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Advance = Callable[[int], None]
 """Called with how much was done since the last call."""
 
 
 @contextlib.contextmanager
-def bar(what: str, total: int, done: int = 0, console: "Console | None" = None) -> Iterator[Advance]:
+def bar(what: str, total: int, done: int = 0) -> Iterator[Advance]:
     """A bar while the block runs; it is drawn from the calls, not by a thread, so that data loaders may fork."""
     import rich.progress  # not before it is drawn: the help of commands need not wait for it
     from rich.console import Console
 
-    console = console or Console(stderr=True)
+    console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda amount: None
         return
