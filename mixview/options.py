@@ -8,66 +8,36 @@
 """
 
 import difflib
+import operator
 import os
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """A lower limit that is allowed itself."""
+class Limit:
+    """What a number may be at least or at most: `AtLeast(0)`."""
 
+    words: str
+    holds: Callable[[float, float], bool]
     limit: float
 
     def allows(self, value: float) -> bool:
-        return value >= self.limit
+        return self.holds(value, self.limit)
 
     def __str__(self) -> str:
-        return f"at least {self.limit}"
+        return f"{self.words} {self.limit}"
 
 
-@dataclass(frozen=True)
-class MoreThan:
-    """A lower limit that is not allowed itself."""
-
-    limit: float
-
-    def allows(self, value: float) -> bool:
-        return value > self.limit
-
-    def __str__(self) -> str:
-        return f"more than {self.limit}"
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """An upper limit that is allowed itself."""
-
-    limit: float
-
-    def allows(self, value: float) -> bool:
-        return value <= self.limit
-
-    def __str__(self) -> str:
-        return f"at most {self.limit}"
-
-
-@dataclass(frozen=True)
-class LessThan:
-    """An upper limit that is not allowed itself."""
-
-    limit: float
-
-    def allows(self, value: float) -> bool:
-        return value < self.limit
-
-    def __str__(self) -> str:
-        return f"less than {self.limit}"
-
+AtLeast = partial(Limit, "at least", operator.ge)
+MoreThan = partial(Limit, "more than", operator.gt)
+AtMost = partial(Limit, "at most", operator.le)
+LessThan = partial(Limit, "less than", operator.lt)
 
 MAX_SIDE = 4096
 """Pixels. A larger image, view or network input is a slip of the finger, and would only fill the memory."""
