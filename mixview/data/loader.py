@@ -26,7 +26,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from mixview.data.augment import numba_backend, reference
 from mixview.data.augment.policies import Policy
-from mixview.data.augment.torch_backend import RawBatch, make_views, pack_raw_batch, require_augmentations
+from mixview.data.augment.torch_backend import (
+    RawBatch,
+    make_views,
+    new_tensor,
+    pack_raw_batch,
+    require_augmentations,
+)
 from mixview.data.dataset import ImageDataset
 from mixview.data.sources.base import Pixels
 from mixview.rng import seed_from
@@ -217,7 +223,6 @@ class RawBatchDataset(Dataset[RawBatch]):
             [sample.seed for sample in samples],
             [sample.index for sample in samples],
             self.policy,
-            new_tensor,
             [sample.full_size for sample in samples],
         )
 
@@ -229,14 +234,6 @@ def check_channels(sample: Sample, channels: int) -> None:
             f"image {sample.index} has {sample.pixels.shape[2]} channels and others of its batch have {channels}: "
             'decode all of them to RGB or to L rather than as they are "stored"'
         )
-
-
-def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """An empty tensor; in a worker, in shared memory: to send any other means to copy it there."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    size = torch.Size(shape).numel() * dtype.itemsize
-    return torch.empty(0, dtype=dtype).set_(torch.UntypedStorage._new_shared(size)).view(shape)
 
 
 def keep_batch(batch: Any) -> Any:

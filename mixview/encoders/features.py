@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 from torch.utils.data import Dataset
 
+from mixview.data.augment.torch_backend import new_tensor
 from mixview.data.cache import cache_folder, reserve
 from mixview.data.dataset import ImageDataset
-from mixview.data.loader import Loader, WorkerDied, default_workers, new_tensor, to_tensor
+from mixview.data.loader import Loader, WorkerDied, default_workers, to_tensor
 from mixview.data.sources.base import BadImage, Source
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import Transform

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from mixview.data.augment import numba_backend
 from mixview.data.augment.params import COLUMNS, PACKED, AugmentParams
@@ -47,11 +48,12 @@ class RawBatch(NamedTuple):
     """[B]"""
 
 
-NewTensor = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """An empty tensor; in a worker, in shared memory: to send any other means to copy it there."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.empty(0, dtype=dtype).set_(torch.UntypedStorage._new_shared(size)).view(shape)
 
 
 def pack_raw_batch(
@@ -59,14 +61,12 @@ def pack_raw_batch(
     seeds: Sequence[int],
     indices: Sequence[int],
     policy: Policy,
-    new: NewTensor = new_tensor,
     full_sizes: Sequence[tuple[int, int]] | None = None,
 ) -> RawBatch:
     """The raw batch of images [H, W, C] of any sizes, with parameters from the seeds of the images.
 
     Args:
         full_sizes: height and width of the images that these are smaller copies of, if they are.
-        new: makes the tensor for the pixels, in shared memory for example.
     """
     augmentations = require_augmentations(policy)
     shapes = [image.shape[:2] for image in images]
@@ -87,7 +87,7 @@ def pack_raw_batch(
     crops = np.stack([begin, np.broadcast_to(columns, begin.shape), height, width, flip], axis=2)
     channels = images[0].shape[2]
     floats = any(image.dtype == np.float32 for image in images)
-    pixels = new((int(ends[-1]), channels), torch.float32 if floats else torch.uint8)
+    pixels = new_tensor((int(ends[-1]), channels), torch.float32 if floats else torch.uint8)
     flat = pixels.numpy()
     for n, image in enumerate(images):
         part = image[first_row[n] : last_row[n], first_column[n] : last_column[n]]
