@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
-from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config, write_json
+from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config
 from mixview.encoders.transforms import CROP_RATIO
+from mixview.runs.run_directory import write_json
 
 DEPTHS: dict[str, tuple[str, list[int]]] = {
     "resnet18": ("basic", [2, 2, 2, 2]),

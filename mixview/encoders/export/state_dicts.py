@@ -13,6 +13,7 @@ from mixview.encoders.encoder_file import save_encoder
 from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
 from mixview.encoders.optional import import_optional
 from mixview.encoders.weights import HEADS, first_convolution
+from mixview.runs.run_directory import write_json
 
 OTHERWISE = "use --format safetensors, onnx or torch-export"
 
@@ -128,7 +129,3 @@ def timm_config(source: ExportSource, name: str) -> dict[str, Any]:
             "first_conv": first[0] if first else None,
         },
     }
-
-
-def write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
