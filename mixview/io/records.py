@@ -265,8 +265,11 @@ def parse_metrics(content: bytes, kind: Any = Logged) -> tuple[list[tuple[bytes,
 def fault_of(value: Any) -> str | None:
     """What makes values too large or too odd to be shown and compared, if anything does."""
     waiting: list[tuple[Any, int]] = [(value, 0)]
-    for number, (each, depth) in enumerate(iterate(waiting)):
-        if number >= MAX_VALUES:
+    visited = 0
+    while waiting:
+        each, depth = waiting.pop()
+        visited += 1
+        if visited > MAX_VALUES:
             return f"it has more than {MAX_VALUES:,} values"
         if depth > MAX_DEPTH:
             return "it is nested too deeply"
@@ -288,12 +291,6 @@ def fault_of(value: Any) -> str | None:
         elif each is not None:
             return f"a value in it is a {type(each).__name__}"
     return None
-
-
-def iterate(waiting: list[tuple[Any, int]]) -> Any:
-    """What is in a list, while it grows: from its end, so that it stays short."""
-    while waiting:
-        yield waiting.pop()
 
 
 def is_unicode(text: str) -> bool:
