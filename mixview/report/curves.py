@@ -1,9 +1,9 @@
 """The curves of a run: its metrics over the epochs, as few points as a screen can show."""
 
-import math
 from typing import Any, NamedTuple
 
 from mixview.report.runs import ReportRun
+from mixview.train.gain import is_number
 from mixview.train.step_timer import PARTS, Part, shares
 
 CURVE_METRICS = (
@@ -57,10 +57,6 @@ def time_shares(run: ReportRun) -> dict[Part, float]:
             if is_number(passed) and is_number(share):
                 seconds[part] += max(0.0, float(passed)) * max(0.0, float(share))
     return {part: rounded(share) for part, share in shares(seconds).items()} if any(seconds.values()) else {}
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def thin_out(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
