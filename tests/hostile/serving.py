@@ -20,9 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MEMORY_LIMIT = 6 << 30
-"""Address space that a case may ask for beyond what it starts with: a bomb ends there, not in the machine's memory."""
-
 
 def resident() -> int:
     """Bytes of memory that this process has now."""

@@ -334,9 +334,6 @@ def test_every_recipe_takes_a_step(name: str, tmp_path: Path) -> None:
         assert key in changed or run.config["optimizer"][key] == value
 
 
-WATCH = {"estimate": False, "eval_every": 0, "loggers": "none", "log_every": 1}
-
-
 def test_recipes_are_listed_and_a_wrong_name_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="there is no recipe paper/mocov3: did you mean paper/mocov"):
         main(["pretrain", "--recipe", "paper/mocov3", "--data", "scenes"])
