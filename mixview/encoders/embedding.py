@@ -27,7 +27,7 @@ from mixview.encoders.features import (
     Features,
     PatchStage,
     Stage,
-    extract,
+    extract_for,
     measure_patches,
     rank_and_world_size,
 )
@@ -94,15 +94,7 @@ class Embedding(ComputeConfig, EncoderConfig):
         loaded = self.load_for(source)
         transform = (ResizeToSquare if self.resize == "squash" else CenterCrop)(loaded.size, loaded.normalize)
         stage = cast(PatchStage, self.stage + PATCHES) if patches else self.stage
-        features = extract(
-            loaded,
-            source,
-            transform,
-            stages=(stage,),
-            device=self.device,
-            devices=self.devices,
-            workers=self.workers,
-        )
+        features = extract_for(self, loaded, source, transform, stage)
         grid = measure_patches(loaded, self.stage)[:2] if patches else ()
         return Embedded(loaded, source, features, transform, stage, grid)
 

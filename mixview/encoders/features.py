@@ -35,7 +35,7 @@ from mixview.data.cache import cache_folder, reserve
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Loader, WorkerDied, default_workers, to_tensor
 from mixview.data.sources.base import BadImage, Source
-from mixview.encoders.loading import LoadedEncoder
+from mixview.encoders.loading import ComputeConfig, LoadedEncoder
 from mixview.encoders.transforms import Transform
 from mixview.io.environment import process_rank
 from mixview.runs.devices import require_accelerator
@@ -228,6 +228,14 @@ class Features:
         """[M, D] float32"""
         rows: npt.NDArray[np.float32] = np.load(self.folder / f"{stage}.npy", mmap_mode="c")
         return torch.from_numpy(rows if len(self.indices) == len(rows) else rows[self.indices])
+
+
+def extract_for(
+    options: ComputeConfig, loaded: LoadedEncoder, source: Source, transform: Transform, stage: Stage | PatchStage
+) -> Features:
+    """`extract`, where and as the options of a command say."""
+    compute: Any = {"device": options.device, "devices": options.devices, "workers": options.workers}
+    return extract(loaded, source, transform, stages=(stage,), **compute)
 
 
 def extract(

@@ -27,7 +27,7 @@ from mixview.data.sources.base import Pixels, Source, SourceError
 from mixview.data.sources.files import file_path, is_image_name, read_file
 from mixview.data.sources.registry import open_dataset
 from mixview.encoders.embedding import Embedded, Embedding, labels_of
-from mixview.encoders.features import StageFeatures, extract, pick_device, rank_and_world_size
+from mixview.encoders.features import StageFeatures, extract_for, pick_device, rank_and_world_size
 from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import write_rows
@@ -205,15 +205,7 @@ class FindNeighbors(Embedding):
                 features = module(embedded.transform(to_tensor(pixels)).unsqueeze(0).to(device))[self.stage].cpu()
             return [path.name], [pixels], features
         source = open_dataset(query)
-        extracted = extract(
-            embedded.loaded,
-            source,
-            embedded.transform,
-            stages=(self.stage,),
-            device=self.device,
-            devices=self.devices,
-            workers=self.workers,
-        )
+        extracted = extract_for(self, embedded.loaded, source, embedded.transform, self.stage)
         images = ImageDataset(source, embedded.loaded.decoder(source))
         indices = extracted.indices.tolist()
         pictures = [images.decode(index) for index in indices[:ROWS]]

@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 from torch import Tensor
 
 from mixview.data.sources.registry import SourceOptions
-from mixview.encoders.features import Features, Stage, extract, pick_device
+from mixview.encoders.features import Features, Stage, extract_for, pick_device
 from mixview.encoders.loading import ComputeConfig, EncoderConfig, LoadedEncoder
 from mixview.encoders.transforms import CenterCrop, Transform
 from mixview.evaluate import overlap, results
@@ -90,15 +90,7 @@ class EvalContext:
     def features(self, transform: Transform, stage: Stage = "avgpool") -> tuple[Features, Features]:
         """Features of both splits, cached. Notes the images that cannot be read."""
         train, test = (
-            extract(
-                self.encoder,
-                source,
-                transform,
-                stages=(stage,),
-                device=self.protocol.device,
-                devices=self.protocol.devices,
-                workers=self.protocol.workers,
-            )
+            extract_for(self.protocol, self.encoder, source, transform, stage)
             for source in (self.splits.train, self.splits.test)
         )
         for name, source, features in (("training", self.splits.train, train), ("test", self.splits.test, test)):

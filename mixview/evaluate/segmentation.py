@@ -29,7 +29,7 @@ from mixview.data.augment.policies import Normalize
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Key, Loader, to_tensor
 from mixview.data.sources.base import IGNORED, ClassMap, Source, SourceError
-from mixview.encoders.features import PATCHES, PatchMaps, Stage, extract, measure_patches, pick_device
+from mixview.encoders.features import PATCHES, PatchMaps, Stage, extract_for, measure_patches, pick_device
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import ResizeToSquare, normalized
 from mixview.evaluate.base import EvalContext, Protocol
@@ -463,17 +463,9 @@ def segment_features(context: EvalContext, segmented: SegmentedSplits, schedule:
     height, width, feature_dim = measure_patches(loaded, stage)
     device = pick_device(protocol.device)
     patches: PatchStage = f"{stage}{PATCHES}"  # type: ignore[assignment]
+    transform = ResizeToSquare(loaded.size, loaded.normalize)
     train, test = (
-        extract(
-            loaded,
-            part.source,
-            ResizeToSquare(loaded.size, loaded.normalize),
-            stages=(patches,),
-            device=protocol.device,
-            devices=protocol.devices,
-            workers=protocol.workers,
-        )
-        for part in (segmented.train, segmented.test)
+        extract_for(protocol, loaded, part.source, transform, patches) for part in (segmented.train, segmented.test)
     )
     labels = torch.stack(
         [
