@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError
 from mixview.runs.trackers import TRACKERS, LoggerOptions, Tracker, check_loggers
@@ -35,10 +34,8 @@ class MetricLogger:
     def __enter__(self) -> "MetricLogger":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        state = "failed" if error is not None else "finished"
+    def __exit__(self, kind: object, *_: object) -> None:
+        state = "failed" if kind is not None else "finished"
         if self.folder is not None and self.folder.status.get("state") == "interrupted":
             state = "interrupted"
         self.tell(lambda tracker: tracker.close(state))

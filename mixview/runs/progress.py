@@ -6,7 +6,6 @@ epoch 3/100  step 240/8000  loss 4.321  1,234 images/s  k-NN 45.2 %  ETA 1 h 02 
 import math
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import rich.progress
@@ -78,9 +77,7 @@ class Progress:
             self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if self.bar is not None:
             if kind is None:
                 self.show()

@@ -1,7 +1,6 @@
 """What a step holds for its backward: bytes of saved activations, counted by hooks, the same on every device."""
 
 import weakref
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -26,10 +25,8 @@ class SavedBytes:
         self.hooks.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.hooks.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
 
     def pack(self, tensor: Tensor) -> Any:
         key = key_of(tensor)
