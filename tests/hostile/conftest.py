@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.harness import Sandbox, Server
+from tests.hostile.writing import pretraining
 
 if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]  # /proc, setrlimit and audit events of Linux are what the harness is made of
@@ -47,24 +48,7 @@ def box(server: Server, tmp_path: Path) -> Iterator[Sandbox]:
     shutil.rmtree(tmp_path / "box", ignore_errors=True)
 
 
-PRETRAIN = (
-    *("pretrain", "--data", "scenes", "--data_options", '{"count": 32, "size": 16}', "--backbone", "small"),
-    *(
-        "--size",
-        "16",
-        "--batch_size",
-        "16",
-        "--epochs",
-        "1",
-        "--workers",
-        "0",
-        "--method.hidden",
-        "16",
-        "--method.dim",
-        "8",
-    ),
-    *("--monitor.loggers", "none", "--no_monitor.estimate", "--monitor.eval_every", "0"),
-)
+PRETRAIN = (*pretraining(16, "--data_options", '{"count": 32, "size": 16}', "--monitor.eval_every", "0"), "scenes")
 """A pretraining of a second."""
 
 

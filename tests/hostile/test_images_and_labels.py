@@ -11,31 +11,10 @@ from PIL import Image
 
 from tests.data.writing import encode
 from tests.hostile.harness import Sandbox
-from tests.hostile.writing import KNN, SMALL, npy_bytes, npy_header, write_photos, zip_bytes
+from tests.hostile.writing import KNN, SMALL, npy_bytes, npy_header, pretraining, write_photos, zip_bytes
 
+PRETRAIN = pretraining(2, "--out", "out")
 EMBED = ("embed", "pixels", "--size", "16", *SMALL, "--out", "out/a.npy", "--data")
-PRETRAIN = (
-    "pretrain",
-    "--backbone",
-    "small",
-    "--size",
-    "16",
-    "--batch_size",
-    "2",
-    "--epochs",
-    "1",
-    *SMALL,
-    "--monitor.loggers",
-    "none",
-    "--no_monitor.estimate",
-    "--method.hidden",
-    "16",
-    "--method.dim",
-    "8",
-    "--out",
-    "out",
-    "--data",
-)
 
 BROKEN: dict[str, bytes] = {
     "empty": b"",

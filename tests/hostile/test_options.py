@@ -8,7 +8,7 @@ import pytest
 from tests.data.writing import encode
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox, sometimes
-from tests.hostile.writing import KNN, SMALL, write_encoder, write_photos
+from tests.hostile.writing import KNN, SMALL, pretraining, write_encoder, write_photos
 
 REFUSED: tuple[tuple[str, str], ...] = (
     ("--batch_size", "0"),
@@ -392,41 +392,10 @@ def test_odd_names_of_images(command: str, name: str, box: Sandbox) -> None:
         "embed": ("embed", "pixels", "--size", "16", "--data", "photos", "--out", "out/a.npy", *SMALL),
         "data-show": ("data", "show", "photos", "--count", "20", "--out", "out/a.png"),
         "neighbors": (
-            "neighbors",
-            "pixels",
-            "--size",
-            "16",
-            "--data",
-            "photos",
-            "--find",
-            "outliers",
-            "--out",
-            "out/a.png",
-            *SMALL,
+            *("neighbors", "pixels", "--size", "16", "--data", "photos"),
+            *("--find", "outliers", "--out", "out/a.png", *SMALL),
         ),
-        "pretrain": (
-            "pretrain",
-            "--data",
-            "photos",
-            "--backbone",
-            "small",
-            "--size",
-            "16",
-            "--batch_size",
-            "4",
-            "--epochs",
-            "1",
-            "--out",
-            "out",
-            "--monitor.loggers",
-            "none",
-            "--no_monitor.estimate",
-            "--method.hidden",
-            "16",
-            "--method.dim",
-            "8",
-            *SMALL,
-        ),
+        "pretrain": (*pretraining(4, "--out", "out"), "photos"),
     }
     outcome = box.run(*lines[command]).answered()
     for text in (outcome.stdout, outcome.stderr):

@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from tests.data.writing import encode
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox, sometimes
-from tests.hostile.writing import SMALL, write_photos
+from tests.hostile.writing import pretraining, write_photos
 
 RESUME = ("pretrain", "--resume", "--out", "run")
 KEPT = ("encoder.safetensors", "metrics.jsonl", "config.yaml", "status.json")
@@ -117,27 +117,7 @@ def test_a_run_into_the_folder_of_its_own_images(box: Sandbox) -> None:
     """`--data .` with the default `--out`: the run's pictures are no data, and it resumes."""
     for number in range(16):
         box.write(f"{number}.png", encode(number, height=16, width=16))
-    line = (
-        "pretrain",
-        "--data",
-        ".",
-        "--backbone",
-        "small",
-        "--size",
-        "16",
-        "--batch_size",
-        "8",
-        "--epochs",
-        "1",
-        *SMALL,
-        "--monitor.loggers",
-        "none",
-        "--no_monitor.estimate",
-        "--method.hidden",
-        "16",
-        "--method.dim",
-        "8",
-    )
+    line = (*pretraining(8), ".")
     box.run(*line, writes=["runs"]).succeeded()
     box.run("pretrain", "--resume", "--out", "runs/first", "--epochs", "2", writes=["runs"]).succeeded()
     box.run(*line, "--out", "runs/second", writes=["runs"]).succeeded()
@@ -160,29 +140,7 @@ def test_an_evaluation_that_fails_does_not_cost_the_run(mistake: str, box: Sandb
     write_labels(box, labels)
     images = "0" if mistake == "no images" else "32"
     outcome = box.run(
-        *(
-            "pretrain",
-            "--data",
-            "a.npz",
-            "--backbone",
-            "small",
-            "--size",
-            "16",
-            "--batch_size",
-            "16",
-            "--epochs",
-            "1",
-            *SMALL,
-        ),
-        *(
-            "--monitor.loggers",
-            "none",
-            "--no_monitor.estimate",
-            "--method.hidden",
-            "16",
-            "--method.dim",
-            "8",
-        ),
+        *(*pretraining(16), "a.npz"),
         *("--monitor.eval_every", "1", "--monitor.images", images, "--out", "out"),
     )
     if mistake in ("no images", "huge label") and outcome.status:
@@ -287,27 +245,7 @@ def test_two_runs_into_one_folder(box: Sandbox, run: Path) -> None:
 
 def test_a_changed_data_set(box: Sandbox) -> None:
     write_photos(box.work / "photos", 16)
-    line = (
-        "pretrain",
-        "--data",
-        "photos",
-        "--backbone",
-        "small",
-        "--size",
-        "16",
-        "--batch_size",
-        "8",
-        "--epochs",
-        "1",
-        *SMALL,
-        "--monitor.loggers",
-        "none",
-        "--no_monitor.estimate",
-        "--method.hidden",
-        "16",
-        "--method.dim",
-        "8",
-    )
+    line = (*pretraining(8), "photos")
     box.run(*line, "--out", "out").succeeded()
     next((box.work / "photos" / "cat").iterdir()).unlink()
     box.run("pretrain", "--resume", "--out", "out", "--epochs", "2").rejected("data has changed")

@@ -20,6 +20,13 @@ from tests.data.writing import encode
 SMALL = ("--workers", "0")
 KNN = ("evaluate", "knn", "random", "--backbone", "small", "--size", "16", *SMALL, "--out", "out")
 """A k-NN evaluation of a random encoder; `--data` follows."""
+QUIET = ("--monitor.loggers", "none", "--no_monitor.estimate", "--method.hidden", "16", "--method.dim", "8", *SMALL)
+
+
+def pretraining(batch_size: int, *more: str) -> tuple[str, ...]:
+    """An epoch of a small network on images of 16 pixels; what is after `--data` follows."""
+    line = ("pretrain", "--backbone", "small", "--size", "16", "--batch_size", str(batch_size), "--epochs", "1")
+    return (*line, *QUIET, *more, "--data")
 
 
 def write_photos(folder: Path, count: int = 6, classes: Sequence[str] = ("cat", "dog")) -> Path:
