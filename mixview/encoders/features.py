@@ -272,12 +272,13 @@ def extract(
                 reserve(path)
         what = f"features of {len(source)} images"
         with bar(what, len(done), int(done.sum())) as advance:
+            job = Job(folder, loaded, source, transform, stages)
             if devices > 1 and world_size == 1:
-                spawn(folder, loaded, source, transform, stages, device, devices, workers, advance)
+                spawn(job, device, devices, workers, advance)
             else:
                 here = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
                 workers = default_workers(here) if workers is None else workers
-                fill(folder, loaded, source, transform, stages, pick_device(device), rank, world_size, workers, advance)
+                fill(job, pick_device(device), rank, world_size, workers, advance)
                 wait_until(lambda: bool(done.all()))
     index = np.load(folder / "index.npy")
     good = index == np.arange(len(index))
@@ -295,19 +296,21 @@ def image_dataset(loaded: LoadedEncoder, source: Source) -> ImageDataset:
     return ImageDataset(source, loaded.decoder(source))
 
 
+class Job(NamedTuple):
+    """What features are made of, and the folder that they are written into."""
+
+    folder: Path
+    loaded: LoadedEncoder
+    source: Source
+    transform: Transform
+    stages: Sequence[Stage | PatchStage]
+
+
 def fill(
-    folder: Path,
-    loaded: LoadedEncoder,
-    source: Source,
-    transform: Transform,
-    stages: Sequence[Stage | PatchStage],
-    device: torch.device,
-    rank: int,
-    world_size: int,
-    workers: int,
-    advance: Advance = lambda amount: None,
+    job: Job, device: torch.device, rank: int, world_size: int, workers: int, advance: Advance = lambda amount: None
 ) -> None:
     """Make the features of every `world_size`-th block that is missing, and write them where they belong."""
+    folder, loaded, source, transform, stages = job
     module = StageFeatures(loaded.encoder, stages).to(device).eval()
     plan = plan_inference(module, loaded, device)
     writer = BlockWriter(folder, stages, loaded.name, len(source), rank, world_size, advance)
@@ -579,23 +582,13 @@ def wait_until(condition: Any) -> None:
         time.sleep(0.2)
 
 
-def spawn(
-    folder: Path,
-    loaded: LoadedEncoder,
-    source: Source,
-    transform: Transform,
-    stages: Sequence[Stage | PatchStage],
-    device: str,
-    devices: int,
-    workers: int | None,
-    advance: Advance,
-) -> None:
+def spawn(job: Job, device: str, devices: int, workers: int | None, advance: Advance) -> None:
     """Fill the arrays with this many processes, and show their joint progress."""
-    done = open_array(folder, "done")
+    done = open_array(job.folder, "done")
     before = int(done.sum())
     each = default_workers(devices) if workers is None else workers
     threads = max(1, torch.get_num_threads() // devices)
-    arguments = (folder, loaded, source, transform, stages, device, devices, each, threads)
+    arguments = (job, device, devices, each, threads)
     running = start_processes(fill_part, arguments, nprocs=devices, join=False, start_method=START_METHOD)
     try:
         while not running.join(timeout=0.5):
@@ -614,18 +607,7 @@ def spawn(
         ) from None
 
 
-def fill_part(
-    rank: int,
-    folder: Path,
-    loaded: LoadedEncoder,
-    source: Source,
-    transform: Transform,
-    stages: Sequence[Stage | PatchStage],
-    device: str,
-    world_size: int,
-    workers: int,
-    threads: int,
-) -> None:
+def fill_part(rank: int, job: Job, device: str, world_size: int, workers: int, threads: int) -> None:
     """What a spawned process does."""
     torch.set_num_threads(threads)
-    fill(folder, loaded, source, transform, stages, pick_device(device, rank), rank, world_size, workers)
+    fill(job, pick_device(device, rank), rank, world_size, workers)

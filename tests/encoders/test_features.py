@@ -259,7 +259,7 @@ def test_a_full_disk_is_known_before_anything_is_written(tmp_path: Path, monkeyp
 
 
 def test_the_space_of_the_arrays_is_taken_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fill", lambda folder, *given: sizes.append((folder / "res5.npy").stat()))
+    monkeypatch.setattr(module, "fill", lambda job, *given: sizes.append((job.folder / "res5.npy").stat()))
     monkeypatch.setattr(module, "wait_until", lambda condition: None)
     sizes: list[os.stat_result] = []
     extract(small(), scenes(64), CROP, stages=("res5",), workers=0)
