@@ -207,7 +207,6 @@ class RawBatchDataset(Dataset[RawBatch]):
         require_augmentations(policy)
         self.images = images
         self.policy = policy
-        self.seed = seed
         self.read = SampleReader(images, policy, seed, exact_decoding)
 
     def __len__(self) -> int:
