@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -27,7 +28,7 @@ from mixview.io.terminal import say
 from mixview.methods import Method, RunLength, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import wbsim
-from mixview.report.figures.cost import Setup, device_name, measure
+from mixview.report.figures.cost import Setup, device_name, measure, take_step
 from mixview.train.build import build_method, build_mixer
 from mixview.train.config import MixingConfig, OptimizerConfig, method_config
 from mixview.train.estimate import size as in_words
@@ -239,15 +240,7 @@ def mixview_step(setup: Setup, device: torch.device, views: list[Tensor]) -> Cal
     built = backbones.build(setup.backbone, size=setup.size)
     method = build_method(config, built, RunLength(8192, 1000, setup.batch_size)).to(device)
     optimizer = build_optimizer(method, OptimizerConfig(name="sgd"), setup.batch_size)
-
-    def step() -> None:
-        terms = mixview.sim().draw(views[0], mixture_generators(0, 0))
-        _, targets = backward(method, views, terms)
-        optimizer.step()
-        optimizer.zero_grad()
-        method.update(targets, progress=0.0)
-
-    return step
+    return partial(take_step, method, optimizer, mixview.sim(), views)
 
 
 def lightly_step(setup: Setup, device: torch.device, views: list[Tensor]) -> Callable[[], None]:

@@ -230,7 +230,7 @@ def paper_ratios(costs: dict[ObjectiveName, PaperCost], objective: ObjectiveName
 
 
 def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None, padding=(0, 2, 0, 0))
     for position, column in enumerate(columns):
         table.add_column(column, justify="left" if position < 2 else "right")
     return table
@@ -257,7 +257,6 @@ def ratios(measured: dict[Setup, Costs]) -> Table:
         "-: the paper has none, or of another batch size (BYOL-WBSIM: 1024). The paper holds the activations of both "
         "terms of WBSIM at once; here one goes backward before the other is computed."
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -287,7 +286,6 @@ def amounts(measured: dict[Setup, Costs], device: torch.device) -> Table:
         "ImageNet. Other than ratios, nothing here compares with the paper's V100s"
         + (" unless this is one." if device.type == "cuda" else ".")
     )
-    table.caption_justify = "left"
     return table
 
 
@@ -312,7 +310,6 @@ def papers_tables() -> Table:
         "8 V100-32G, SwAV 64 V100-16G. BYOL's 4096 are two accumulated batches of 2048. SwAV's days are those of its "
         "published run with multi-crop, which mixview has not."
     )
-    table.caption_justify = "left"
     return table
 
 
