@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mixview.options import brief, did_you_mean
+from mixview.options import brief, did_you_mean, hint_at
 
 PACKAGE = Path(__file__).parent
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
@@ -69,10 +69,9 @@ class Registry:
         if not isinstance(name, str):  # a file can have anything there
             raise ValueError(f"expected the name of a {self.kind}, got {brief(name)}")
         if name not in self.builtins and not is_import_path(name):
-            hint = did_you_mean(name, self.names()) or f": there are {', '.join(self.names())}"
             raise ValueError(
-                f"there is no {self.kind} {brief(name)}{hint}; your own is given by its import path, such as "
-                f"{self.example}"
+                f"there is no {self.kind} {brief(name)}{hint_at(name, self.names())}; your own is given by its import "
+                f"path, such as {self.example}"
             )
 
     def load(self, name: str) -> Any:

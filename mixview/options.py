@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -183,6 +183,11 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
     """ ": did you mean x?" for the choice that is most like a value, or nothing if none is."""
     close = difflib.get_close_matches(value[:MAX_SHOWN], choices, n=1, cutoff=cutoff)
     return f": did you mean {close[0]}?" if close else ""
+
+
+def hint_at(value: object, choices: Collection[str], *, cutoff: float = 0.6) -> str:
+    """The choice that was probably meant, or all of them, as the end of a message."""
+    return did_you_mean(str(value), choices, cutoff=cutoff) or f": there are {', '.join(choices) or 'none'}"
 
 
 def negated(option: str) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mixview.experiments import evaluations
-from mixview.experiments.definitions import AXES, hint
+from mixview.experiments.definitions import AXES
 from mixview.experiments.plan import check_plan, check_references
 from mixview.extensions import PROTOCOLS, is_import_path
 from mixview.io.terminal import printable
-from mixview.options import brief
+from mixview.options import brief, hint_at
 
 COLUMN = ("protocol", "metric")
 MAX_LABEL = 100
@@ -104,7 +104,7 @@ def check_baseline(name: str, definition: Mapping[str, Any]) -> None:
         return
     if str(baseline) not in objectives:
         raise ValueError(
-            f"{name}: the baseline {brief(baseline)} is none of the objectives{hint(baseline, list(objectives))}"
+            f"{name}: the baseline {brief(baseline)} is none of the objectives{hint_at(baseline, list(objectives))}"
         )
     if (objectives[str(baseline)] or {}).get("encoder") is not None:
         raise ValueError(
@@ -121,8 +121,10 @@ def check_columns(name: str, columns: object) -> None:
             raise ValueError(f"{name}: {column} needs a protocol and a metric, got {brief(evaluation)}")
         protocol, builtins = evaluation["protocol"], PROTOCOLS.names()
         if protocol not in builtins and not is_import_path(protocol):
-            raise ValueError(f"{name}: {column} has no protocol {brief(protocol)}{hint(protocol, builtins)}")
+            raise ValueError(f"{name}: {column} has no protocol {brief(protocol)}{hint_at(protocol, builtins)}")
         options = evaluations.options(protocol)
         for option in evaluation:
             if option not in COLUMN and option not in options:
-                raise ValueError(f"{name}: {column}: {protocol} has no option {brief(option)}{hint(option, options)}")
+                raise ValueError(
+                    f"{name}: {column}: {protocol} has no option {brief(option)}{hint_at(option, options)}"
+                )

@@ -7,7 +7,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.io.yaml_files import read_yaml
-from mixview.options import brief, did_you_mean
+from mixview.options import brief, hint_at
 from mixview.recipes import merge
 
 FOLDER = resources.files("mixview") / "studies"
@@ -33,7 +33,7 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     else:
         file = FOLDER / f"{name}.yaml"
         if not file.is_file():
-            raise ValueError(f"there is no study {name}{hint(name, names())}")
+            raise ValueError(f"there is no study {name}{hint_at(name, names())}")
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"the study {name} is empty: it should have lines such as `settings: {{backbone: small}}`")
@@ -48,8 +48,3 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
         definition.pop(key, None)
     merge(definition, content)
     return definition
-
-
-def hint(name: object, choices: list[str]) -> str:
-    """The choice that was probably meant, or all of them, as the end of a message."""
-    return did_you_mean(str(name), choices) or f": there are {', '.join(choices) or 'none'}"

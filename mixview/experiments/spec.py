@@ -40,7 +40,7 @@ from typing import Any
 
 from mixview.experiments import results
 from mixview.experiments.checks import check
-from mixview.experiments.definitions import AXES, hint, read_definition
+from mixview.experiments.definitions import AXES, read_definition
 from mixview.experiments.evaluations import trains_network
 from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.plan import Plan, plan_hash, sister_plans
@@ -48,7 +48,7 @@ from mixview.experiments.results import MAX_RUNS, Records
 from mixview.experiments.slugs import digest
 from mixview.experiments.study_run import ENCODER, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
-from mixview.options import brief
+from mixview.options import brief, hint_at
 from mixview.recipes import merge
 from mixview.train.config import from_plain
 
@@ -200,7 +200,7 @@ def combinations(
         values = [value if isinstance(value, dict) else str(value) for value in given]
         for value in values:
             if isinstance(value, str) and value and value not in known:
-                raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint(value, known)}")
+                raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint_at(value, known)}")
         listed.append(values)
     if math.prod(map(len, listed)) > MAX_RUNS:
         raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: give its grids fewer values")
@@ -280,7 +280,7 @@ def name_encoders(
             label = value.removeprefix(ENCODER)
             if label not in encoders:
                 raise ValueError(
-                    f"the study {study} has no {brief(label)} among its encoders{hint(label, [*encoders])}"
+                    f"the study {study} has no {brief(label)} among its encoders{hint_at(label, [*encoders])}"
                 )
             key = digest(encoders[label])  # as given: a new option, or another default, makes no other encoder
             settings[name] = ENCODER + key

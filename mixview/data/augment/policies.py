@@ -30,7 +30,7 @@ from mixview.extensions import import_object, is_import_path
 from mixview.io.environment import process_rank
 from mixview.io.terminal import say
 from mixview.io.yaml_files import SettingsError, read_yaml
-from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Share, Side, brief, check_options, did_you_mean
+from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Share, Side, brief, check_options, hint_at
 
 BUILTIN = Path(__file__).parent / "builtin"
 MAX_OPERATIONS = 4
@@ -314,10 +314,9 @@ def load_policy(
         if any(isinstance(view, CustomView) for view in views):
             announce_slow_path(name)
     else:
-        hint = did_you_mean(name.lower(), names(), cutoff=0.4) or f": there are {', '.join(names())}"
         raise ValueError(
-            f"there is no augmentation {name!r}{hint}; your own is given by a YAML file or an import path, such as "
-            "mine.yaml or mine.policy"
+            f"there is no augmentation {name!r}{hint_at(name.lower(), names(), cutoff=0.4)}; your own is given by a "
+            "YAML file or an import path, such as mine.yaml or mine.policy"
         )
     largest = max(view.size for view in views)
     views = tuple(resize(view, largest, size or largest, min_crop_scale) for view in views)
@@ -403,9 +402,7 @@ def build(kind: type[Any], settings: object, group: str = "") -> Any:
     for key, value in settings.items():
         if key not in own:
             where = f"{group}.{key}" if group else str(key)
-            raise ValueError(
-                f"there is no setting {where}{did_you_mean(str(key), own) or ': there are ' + ', '.join(own)}"
-            )
+            raise ValueError(f"there is no setting {where}{hint_at(key, own)}")
         groups = [each for each in (hints[key], *get_args(hints[key])) if each in GROUPS]
         if groups and value is not None:
             value = build(groups[0], value, str(key))

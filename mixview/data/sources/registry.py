@@ -26,7 +26,7 @@ from mixview.data.sources.files import (
 from mixview.data.sources.labels import Labeled
 from mixview.data.sources.splits import parse_range, take_range
 from mixview.options import SourceOptions as SourceOptions
-from mixview.options import allows, brief, describe, did_you_mean
+from mixview.options import allows, brief, describe, hint_at
 
 IN_BUCKETS = ("webdataset", "imagefolder", "folder", "list")
 """The kinds of sources that may be in a bucket."""
@@ -129,7 +129,7 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         spec = find_named(text)
     kind, spec = (kind, spec) if kind is not None else recognize(spec)
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise SourceError(f"there is no kind of source {brief(kind)}{suggest(str(kind), FORMATS)}")
+        raise SourceError(f"there is no kind of source {brief(kind)}{hint_at(kind, FORMATS)}")
     if cloud.is_cloud(text) and kind not in IN_BUCKETS:
         raise SourceError(f"a source of kind {kind} is read from a disk: copy {text} to one, and give its path")
     return build(kind, FORMATS[kind].make, {"split": split, **options}, spec)
@@ -168,7 +168,7 @@ def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *plac
         if name not in parameters:
             if name == "split":
                 raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
-            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggest(name, parameters)}")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}{hint_at(name, parameters)}")
     if not isinstance(options.get("cache", False), bool):
         raise SourceError(
             f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
@@ -205,7 +205,7 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
             f"{path} is not a file that holds images: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …"
         )
     if not path.exists():
-        hint = suggest(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
+        hint = hint_at(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
         raise SourceError(f"there is neither a path nor a source named {text}{hint}")
     require_folder(path)
     locations = [
@@ -271,8 +271,3 @@ def find_named(name: str) -> Path:
         where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your datasets"
         raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or give its path instead")
     return path
-
-
-def suggest(name: str, choices: Iterable[str]) -> str:
-    """A hint: the name that was probably meant, or all there are."""
-    return did_you_mean(name, choices) or f": there are {', '.join(choices)}"
