@@ -13,7 +13,7 @@ from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import ExportedFiles, ExportSource, fill_path
 from mixview.encoders.transforms import CROP_RATIO
 from mixview.evaluate import results
-from mixview.evaluate.results import Row, format_metric
+from mixview.evaluate.results import format_metric
 from mixview.extensions import METHODS
 from mixview.io.records import Config, Data, Environment, RecordError, read_dict
 from mixview.io.terminal import inline
@@ -58,7 +58,7 @@ def make_card(
     """The card as Markdown, with the header that Hugging Face's hub reads."""
     sections = [
         front_matter(source, format_name),
-        f"# {cell(source.loaded.name)}",
+        f"# {inline(source.loaded.name)}",
         introduction(source),
         "## Usage",
         f"```python\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}\n```",
@@ -152,7 +152,7 @@ def training(source: ExportSource) -> str:
             rows["versions"] = ", ".join(f"{name} {value}" for name, value in versions.items() if value)
         if faults:
             rows["unknown"] = "; ".join(faults)
-    lines = [f"| {name} | {cell(value)} |" for name, value in rows.items()]
+    lines = [f"| {name} | {inline(value)} |" for name, value in rows.items()]
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
@@ -179,7 +179,7 @@ def measured(source: ExportSource) -> str:
     """The results of `mixview evaluate`, each metric with its protocol; or that there are none."""
     about, run = source.loaded.about, source.loaded.run
     read, faults = results.read_valid(run) if run is not None else ([], [])
-    left_out = [f"- Left out: {cell(fault)}" for fault in faults]
+    left_out = [f"- Left out: {inline(fault)}" for fault in faults]
     own = [
         result
         for result in read
@@ -190,23 +190,14 @@ def measured(source: ExportSource) -> str:
         return "\n".join([nothing, *(["", *left_out] if left_out else [])])
     rows = results.summarize(own)
     lines = [
-        f"| {cell(row.protocol)} | {cell(row.metric)} | {format_metric(row.mean, row.std)} | {row.runs} | "
-        f"{cell(row.example.data)} |"
+        f"| {inline(row.protocol)} | {inline(row.metric)} | {format_metric(row.mean, row.std)} | {row.runs} | "
+        f"{inline(row.example.data)} |"
         for row in rows
     ]
-    protocols = dict.fromkeys(f"- **{cell(row.protocol)}**: {cell(row.example.description)}" for row in rows)
-    warnings = dict.fromkeys(f"- Warning: {cell(warning)}" for row in rows for warning in warnings_of(row))
+    protocols = dict.fromkeys(f"- **{inline(row.protocol)}**: {inline(row.example.description)}" for row in rows)
+    warnings = dict.fromkeys(f"- Warning: {inline(warning)}" for row in rows for warning in row.example.warnings)
     table = ["| protocol | metric | measured | runs | on |", "|---|---|---|---|---|", *lines]
     return "\n".join([*table, "", *protocols, *warnings, *left_out])
-
-
-def warnings_of(row: Row) -> tuple[str, ...]:
-    return row.example.warnings
-
-
-def cell(text: str) -> str:
-    """Text that stays in its cell of a table, without pictures, links or HTML."""
-    return inline(text)
 
 
 def read(path: Path, kind: Any, faults: list[str]) -> dict[str, Any]:
