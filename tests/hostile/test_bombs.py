@@ -1,7 +1,6 @@
 """Small files that ask for much: sizes are checked before anything is allocated (items 16 and 20)."""
 
 import io
-import json
 import os
 import pickle
 import zipfile
@@ -15,19 +14,9 @@ import torch
 from mixview.encoders.encoder_file import write_header
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox
-from tests.hostile.writing import SMALL, npy_bytes, npy_header, safetensors_bytes, write_encoder, zip_bytes
+from tests.hostile.writing import KNN, SMALL, npy_bytes, npy_header, safetensors_bytes, scenes, write_encoder, zip_bytes
 
-EMBED = (
-    "embed",
-    "foreign.safetensors",
-    "--data",
-    "scenes",
-    "--data_options",
-    '{"count": 8, "size": 16}',
-    "--out",
-    "out/a.npy",
-    *SMALL,
-)
+EMBED = ("embed", "foreign.safetensors", *scenes(8), "--out", "out/a.npy", *SMALL)
 DATA = ("embed", "pixels", "--size", "16", *SMALL, "--out", "out/a.npy", "--data")
 
 
@@ -327,25 +316,7 @@ def test_pickles_of_cifar(kind: str, box: Sandbox) -> None:
 
 def test_a_full_disk_under_the_cache_of_features(box: Sandbox) -> None:
     """A bus error once: a file that is mapped into memory must not be larger than its disk."""
-    outcome = box.run(
-        *(
-            "evaluate",
-            "knn",
-            "random",
-            "--backbone",
-            "small",
-            "--size",
-            "16",
-            "--data",
-            "scenes",
-            "--data_options",
-            '{"count": 2000, "size": 16}',
-        ),
-        *("--out", "out", *SMALL),
-        file_size=200_000,
-        seconds=30,
-    )
-    outcome.harmless(seconds=30)
+    box.run(*KNN, *scenes(2000), file_size=200_000, seconds=30).harmless(seconds=30)
 
 
 def fill_a_small_disk(folder: str) -> None:
@@ -364,25 +335,7 @@ def fill_a_small_disk(folder: str) -> None:
     os.environ["MIXVIEW_CACHE"] = folder
     from mixview.cli import main
 
-    main(
-        [
-            "evaluate",
-            "knn",
-            "random",
-            "--backbone",
-            "small",
-            "--size",
-            "16",
-            "--data",
-            "scenes",
-            "--data_options",
-            json.dumps({"count": 3000, "size": 16}),
-            "--out",
-            "out",
-            "--workers",
-            "0",
-        ]
-    )
+    main([*KNN, *scenes(3000)])
     sys.stdout.flush()
 
 

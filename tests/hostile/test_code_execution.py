@@ -29,6 +29,7 @@ from tests.hostile.writing import (
     planted,
     positions,
     safetensors_bytes,
+    scenes,
     write_encoder,
     write_photos,
     zip_bytes,
@@ -433,17 +434,7 @@ def test_a_pickle_for_a_file_of_a_run(name: str, box: Sandbox, run: Path) -> Non
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_bytes(zip_bytes({"identities.npy": npy_bytes(np.array([Executes(box.command)], dtype=object))}))
     box.run("report", "run", "--out", "out/a.html", *SMALL, writes=["run", "out"]).answered()
-    box.run(
-        "evaluate",
-        "knn",
-        "run",
-        "--data",
-        "scenes",
-        "--data_options",
-        '{"count": 32, "size": 16}',
-        *SMALL,
-        writes=["run"],
-    ).answered()
+    box.run("evaluate", "knn", "run", *scenes(32), *SMALL, writes=["run"]).answered()
 
 
 def compile_kernels(folder: str) -> None:

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox, sometimes
-from tests.hostile.writing import SMALL, STUDY, write_photos
+from tests.hostile.writing import SMALL, STUDY, scenes, write_photos
 
 FILES = (
     ".lock",
@@ -48,7 +48,7 @@ def test_a_link_to_a_folder_in_a_foreign_run(name: str, box: Sandbox, run: Path)
             path.rename(box.canary / "inner" / path.name)
         (run / name).rmdir()
     (run / name).symlink_to(box.canary / "inner")
-    command = ("evaluate", "knn", "run", *SMALL, "--data", "scenes", "--data_options", '{"count": 32, "size": 16}')
+    command = ("evaluate", "knn", "run", *SMALL, *scenes(32))
     box.run(
         *(command if name == "evaluations" else (*RESUME, "--monitor.loggers", "tensorboard")), writes=["run"]
     ).answered()
@@ -120,33 +120,11 @@ def test_a_link_where_a_command_writes(command: str, box: Sandbox, run: Path) ->
     (box.work / "out" / names[command]).symlink_to(box.canary / "precious.txt")
     lines = {
         "report": ("report", "run", "--out", "out/a.html", *SMALL),
-        "embed": (
-            "embed",
-            "pixels",
-            "--data",
-            "scenes",
-            "--data_options",
-            '{"count": 8, "size": 16}',
-            "--out",
-            "out/a.npy",
-            *SMALL,
-        ),
+        "embed": ("embed", "pixels", *scenes(8), "--out", "out/a.npy", *SMALL),
         "figure": ("figure", "beta", "run", "--out", "out/a"),
         "export": ("export", "run", "--format", "torchvision", "--out", "out"),
         "data-show": ("data", "show", "scenes", "--count", "2", "--out", "out/a.png"),
-        "neighbors": (
-            "neighbors",
-            "pixels",
-            "--data",
-            "scenes",
-            "--data_options",
-            '{"count": 8, "size": 16}',
-            "--find",
-            "outliers",
-            "--out",
-            "out/a.png",
-            *SMALL,
-        ),
+        "neighbors": ("neighbors", "pixels", *scenes(8), "--find", "outliers", "--out", "out/a.png", *SMALL),
     }
     box.run(*lines[command], writes=["out", "run"]).answered()
 

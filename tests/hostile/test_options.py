@@ -8,7 +8,7 @@ import pytest
 from tests.data.writing import encode
 from tests.hostile.conftest import PRETRAIN
 from tests.hostile.harness import Sandbox, sometimes
-from tests.hostile.writing import KNN, SMALL, pretraining, write_encoder, write_photos
+from tests.hostile.writing import KNN, SMALL, pretraining, scenes, write_encoder, write_photos
 
 REFUSED: tuple[tuple[str, str], ...] = (
     ("--batch_size", "0"),
@@ -352,20 +352,8 @@ def test_one_image_with_the_default_batch(box: Sandbox) -> None:
 
 def test_a_warm_up_that_is_longer_than_the_run(box: Sandbox) -> None:
     box.write("recipe.yaml", {"optimizer": {"warmup_epochs": 10}, "backbone": "small", "batch_size": 16})
-    line = (
-        "pretrain",
-        "--recipe",
-        "recipe.yaml",
-        "--data",
-        "scenes",
-        "--data_options",
-        '{"count": 32, "size": 16}',
-        "--epochs",
-        "1",
-        "--out",
-        "out",
-    )
-    box.run(*line, *SMALL).rejected("--optimizer.warmup_epochs")
+    line = ("pretrain", "--recipe", "recipe.yaml", *scenes(32), "--epochs", "1", "--out", "out", *SMALL)
+    box.run(*line).rejected("--optimizer.warmup_epochs")
 
 
 def test_an_error_names_the_option_that_was_typed(box: Sandbox) -> None:

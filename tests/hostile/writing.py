@@ -23,6 +23,11 @@ KNN = ("evaluate", "knn", "random", "--backbone", "small", "--size", "16", *SMAL
 QUIET = ("--monitor.loggers", "none", "--no_monitor.estimate", "--method.hidden", "16", "--method.dim", "8", *SMALL)
 
 
+def scenes(count: int) -> tuple[str, ...]:
+    """Drawn images of 16 pixels, as data."""
+    return ("--data", "scenes", "--data_options", json.dumps({"count": count, "size": 16}))
+
+
 def pretraining(batch_size: int, *more: str) -> tuple[str, ...]:
     """An epoch of a small network on images of 16 pixels; what is after `--data` follows."""
     line = ("pretrain", "--backbone", "small", "--size", "16", "--batch_size", str(batch_size), "--epochs", "1")
