@@ -209,7 +209,11 @@ def test_the_header_is_readable_by_others(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "stem", "reason"),
-    [(224, "standard", r"1 tensors of .* do not fit"), (16, "standard", "patches of 14 pixels"), (28, "small", "ResNets")],
+    [
+        (224, "standard", r"1 tensors of .* do not fit"),
+        (16, "standard", "patches of 14 pixels"),
+        (28, "small", "ResNets"),
+    ],
 )
 def test_a_header_that_names_a_network_of_billions(size: int, stem: str, reason: str, tmp_path: Path) -> None:
     spec = {"name": "timm/vit_giant_patch14_224", "size": size, "channels": 3, "stem": stem, "feature_dim": 1408}
