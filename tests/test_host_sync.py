@@ -5,12 +5,14 @@ so does `Recorder`, with the operations of a CPU.
 """
 
 import copy
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -40,11 +42,36 @@ def test_drawing_and_mixing(lam_per: Literal["batch", "image"], partner: Literal
             assert mixture.lam.device == mixture.partner.device == images.device
 
 
-# Un-Mix's random_choice asks the CPU's generator for one of two that are here.
-@pytest.mark.parametrize("name", [name for name in MIXERS.names() if name != "random_choice"])
-def test_every_mixer_and_its_losses(name: str) -> None:
+class ReadOnTheCPU(TorchFunctionMode):
+    """A number that the CPU has drawn for itself, which is read without waiting for the accelerator."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+        self.reads = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__float__ and args[0].device.type == "cpu":
+            self.reads += 1
+            return self.value
+        return func(*args, **(kwargs or {}))
+
+
+READERS = ("random_choice",)
+"""They read a number, on the CPU: which of two mixers a batch is mixed by."""
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        *((name, None) for name in MIXERS.names() if name not in READERS),
+        *((name, drawn) for name in READERS for drawn in (0.2, 0.8)),
+    ],
+)
+def test_every_mixer_and_its_losses(name: str, drawn: float | None) -> None:
     """With all their options that change what is drawn."""
-    with FakeTensorMode():
+    cpu = nullcontext() if drawn is None else ReadOnTheCPU(drawn)
+    with FakeTensorMode(), cpu:
         images = torch.rand(6, 3, 16, 16, device="cuda")
         settings = [MixingConfig(mixer=name), MixingConfig(mixer=name, prob=0.5, partner="pairs", lam_per="pair")]
         if name == "patchmix":
@@ -54,6 +81,8 @@ def test_every_mixer_and_its_losses(name: str) -> None:
             anchors, targets = mixture(images).flatten(1), images.flatten(1)
             for loss in (byol_loss(anchors, targets, mixture), info_nce(anchors, targets, targets, mixture, 0.1)):
                 assert loss.device == images.device
+        if isinstance(cpu, ReadOnTheCPU):
+            assert cpu.reads == len(settings)  # once per batch
 
 
 def test_losses() -> None:

@@ -70,6 +70,7 @@ MAX_PIXELS = 89_478_485
 # garbage passes for (TGA).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "QOI")
 
+EIGHT_BITS = np.dtype(np.uint8)  # to compare with the type itself would make this of it each time
 JPEG_START = b"\xff\xd8\xff"
 # What a JPEG is stored as -> what it is decoded to. The gray of a colored one is Pillow's, as for every other format.
 JPEG_COLORS = {"YCbCr": "RGB", "RGB": "RGB", "Gray": "GRAY"}
@@ -137,7 +138,7 @@ class Decoder:
 
     def _decode(self, data: bytes | Pixels, name: str, choose_factor: ChooseFactor | None) -> Pixels:
         """The pixels, of whatever channels."""
-        if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+        if isinstance(data, np.ndarray) and data.dtype == EIGHT_BITS:
             return channels_as(self.mode, data, name)
         if not isinstance(data, np.ndarray) and data.startswith(JPEG_START) and self.mode != "palette":
             pixels = self._decode_jpeg(data, name, choose_factor)

@@ -69,7 +69,7 @@ class Images(Protocol):
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long to make, for every image
 class Sample:
     """An image that is to become views."""
 
@@ -83,9 +83,8 @@ class Sample:
     """Height and width of the image that the pixels are a smaller copy of, or their own."""
 
 
-def kind_of(sample: Sample) -> tuple[object, ...]:
-    """What images have in common that become views in one call."""
-    return sample.pixels.shape, sample.pixels.dtype, sample.full_size
+Kind = tuple[tuple[int, ...], np.dtype[Any], tuple[int, int]]
+"""What images have in common that become views in one call: shape, type and full size."""
 
 
 @final
@@ -102,15 +101,16 @@ class SampleReader:
     def __init__(self, images: Images, policy: Policy, seed: int, exact_decoding: bool) -> None:
         self.images = images
         self.seed = seed
-        self.choose_factor = None if exact_decoding else numba_backend.decode_factor(policy)
+        self._dataset = images if isinstance(images, ImageDataset) else None
+        self._choose_factor = None if exact_decoding else numba_backend.decode_factor(policy)
 
     def __call__(self, key: Key) -> Sample:
         epoch, index = key
         seed = seed_from("views", self.seed, epoch, index)
-        if self.choose_factor is None or not isinstance(self.images, ImageDataset):
+        if self._dataset is None or self._choose_factor is None:
             sample = self.images[index]
             return Sample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
-        loaded = self.images.load(index, partial(self.choose_factor, seed))
+        loaded = self._dataset.load(index, partial(self._choose_factor, seed))
         return Sample(loaded.pixels, loaded.index, seed, loaded.full_size)
 
 
@@ -155,6 +155,8 @@ class ViewDataset(Dataset[Item]):
         views = tuple[Tensor, ...]()
         indices = list[int]()
         waiting = list[Sample]()
+        kind: Kind | None = None
+        alone = False
 
         def make() -> None:
             """The views of the images that wait, which are the last that were read."""
@@ -174,16 +176,19 @@ class ViewDataset(Dataset[Item]):
 
         for key in keys:
             sample = self.read(key)
-            pixels = sample.pixels
-            if not views:
-                channels = pixels.shape[2]
-                views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
-            check_channels(sample, views[0].shape[1])
-            if waiting and kind_of(waiting[-1]) != kind_of(sample):
-                make()
+            own = sample.pixels.shape, sample.pixels.dtype, sample.full_size
+            if own != kind:  # what follows is the same for all of one kind
+                if waiting:
+                    make()
+                kind = own
+                height, width, channels = sample.pixels.shape
+                if not views:
+                    views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
+                check_channels(sample, views[0].shape[1])
+                alone = self.backend == "reference" or height * width > MAX_BATCHED_PIXELS
             waiting.append(sample)
             indices.append(sample.index)
-            if self.backend == "reference" or pixels.shape[0] * pixels.shape[1] > MAX_BATCHED_PIXELS:
+            if alone:
                 make()
         if waiting:
             make()

@@ -684,6 +684,33 @@ WORDS, MIDDLE = 624, 397  # of the generator's state
 
 
 @exact
+def twist(state, at, after, far):
+    """The word that takes a place in the next turn of the state."""
+    mixed = (state[at] & np.uint32(0x80000000)) | (state[after] & np.uint32(0x7FFFFFFF))
+    odd = np.uint32(0x9908B0DF) if state[after] & np.uint32(1) else np.uint32(0)
+    return np.uint32(state[far] ^ (mixed >> np.uint32(1)) ^ odd)
+
+
+@exact
+def wrap(at):
+    return at if at < WORDS else at - WORDS
+
+
+@exact
+def temper(word):
+    word ^= word >> np.uint32(11)
+    word ^= (word << np.uint32(7)) & np.uint32(0x9D2C5680)
+    word ^= (word << np.uint32(15)) & np.uint32(0xEFC60000)
+    return np.uint64(np.uint32(word ^ (word >> np.uint32(18))))
+
+
+@exact
+def join_words(high, low):
+    """A float64 in [0, 1) of two words."""
+    return np.float64(((temper(high) << np.uint64(32)) | temper(low)) & np.uint64((1 << 53) - 1)) * 2.0**-53
+
+
+@exact
 def fill_uniform(seed, state, uniform):
     """The first float64 in [0, 1) of torch's generator (Matsumoto and Nishimura's MT19937) with this seed."""
     value = np.uint32(seed & np.uint64(0xFFFFFFFF))
@@ -691,23 +718,21 @@ def fill_uniform(seed, state, uniform):
     for i in range(1, WORDS):
         value = np.uint32(np.uint32(1812433253) * (value ^ (value >> np.uint32(30))) + np.uint32(i))
         state[i] = value
-    at = 0
-    for i in range(uniform.size):
-        bits = np.uint64(0)
-        for _ in range(2):
-            after = state[at + 1 if at + 1 < WORDS else 0]
-            mixed = (state[at] & np.uint32(0x80000000)) | (after & np.uint32(0x7FFFFFFF))
-            odd = np.uint32(0x9908B0DF) if after & np.uint32(1) else np.uint32(0)
-            far = state[at + MIDDLE if at + MIDDLE < WORDS else at + MIDDLE - WORDS]
-            word = np.uint32(far ^ (mixed >> np.uint32(1)) ^ odd)
-            state[at] = word
-            at = at + 1 if at + 1 < WORDS else 0
-            word ^= word >> np.uint32(11)
-            word ^= (word << np.uint32(7)) & np.uint32(0x9D2C5680)
-            word ^= (word << np.uint32(15)) & np.uint32(0xEFC60000)
-            word = np.uint32(word ^ (word >> np.uint32(18)))
-            bits = (bits << np.uint64(32)) | np.uint64(word)
-        uniform[i] = np.float64(bits & np.uint64((1 << 53) - 1)) * 2.0**-53
+    # The first words do not depend on one another, and are enough for two views: these need no new state.
+    first = min(uniform.size, (WORDS - MIDDLE) // 2)
+    for i in range(first):
+        at = 2 * i
+        uniform[i] = join_words(twist(state, at, at + 1, at + MIDDLE), twist(state, at + 1, at + 2, at + 1 + MIDDLE))
+    if uniform.size == first:
+        return
+    for at in range(2 * first):
+        state[at] = twist(state, at, at + 1, at + MIDDLE)
+    at = 2 * first
+    for i in range(first, uniform.size):
+        state[at] = twist(state, at, at + 1, wrap(at + MIDDLE))
+        state[at + 1] = twist(state, at + 1, wrap(at + 2), wrap(at + 1 + MIDDLE))
+        uniform[i] = join_words(state[at], state[at + 1])
+        at = wrap(at + 2)
 
 
 @exact

@@ -1,5 +1,6 @@
 """What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes one."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,8 +19,27 @@ IGNORED = -1
 """What a class map has where the class is unknown, as along the outlines of VOC's objects (255 in its files)."""
 
 
+SECRETS = re.compile(r"""(https?://)(?:[^\s/?#@]*@)?([^\s?#]*)(?:[?#]\S*?(?=['").,:;]*(?:\s|$)))?""")
+
+
+def without_secrets(text: str) -> str:
+    """Text in which web addresses have no query and no password, which may be keys to what is behind them.
+
+    Example:
+        >>> without_secrets("https://server/a.tar?token=secret answers 403: check the address")
+        'https://server/a.tar answers 403: check the address'
+    """
+    return SECRETS.sub(r"\1\2", text)
+
+
 class SourceError(ValueError):
-    """A source that cannot be opened, or that fails as a whole: the message says what to do about it."""
+    """A source that cannot be opened, or that fails as a whole: the message says what to do about it.
+
+    Web addresses in it are written without their query: messages end up in logs.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(without_secrets(message))
 
 
 class BadImage(ValueError):

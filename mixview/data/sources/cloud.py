@@ -299,7 +299,7 @@ def read_object(url: str, size: int, name: str) -> bytes:
         return b""
     try:
         if size < 0:
-            raise MissingObject
+            raise MissingObject(f"there is no object {url}")
         data = persist(
             url, lambda filesystem, path: filesystem.cat_file(path, start=0, end=size), TIMEOUT + size / MIN_RATE
         )

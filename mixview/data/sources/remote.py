@@ -202,7 +202,12 @@ class RemoteFile(io.RawIOBase):
                 self._request(start + before, stop, data)
                 if start + len(data) < min(stop, self._size) and len(data) - before < MIN_PROGRESS:
                     raise ConnectionError(f"it sent {len(data) - before} bytes of {stop - start - before}")
+            except http.client.InvalidURL:  # whose message repeats the query
+                shown = self.url.split()[0]
+                raise SourceError(f"{shown} is not a web address: check it, and write spaces as %20") from None
             except (urllib.error.HTTPError, http.client.HTTPException, OSError) as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()  # with the connection, whose answer nobody reads
                 if isinstance(error, urllib.error.HTTPError) and error.code not in PASSING:
                     why = textwrap.shorten(f"{error.code} {error.reason}", MAX_SHOWN)
                     raise SourceError(f"{self.url} answers {why}: check the address") from error

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mixview.data.cache import cache_folder
-from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.base import BadImage, Source, SourceError, without_secrets
 from mixview.data.sources.cloud import is_cloud, list_folder
 from mixview.data.sources.files import MAX_BYTES, is_image_name, number_labels
 from mixview.data.sources.fingerprint import fingerprint
@@ -130,7 +130,7 @@ class WebDataset(Source):
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"WebDataset({self.shards[0]!r}, {len(self.shards)} shards, {len(self)} images)"
+        return f"WebDataset({without_secrets(self.shards[0])!r}, {len(self.shards)} shards, {len(self)} images)"
 
     def shard(self, index: int) -> int:
         """Which shard an image is in: to shuffle shards, and images within them, is to stream and shuffle at once."""

@@ -6,6 +6,7 @@ import random
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,37 @@ def test_over_http(server: Server) -> None:
     check(source, large=True)
     check(pickle.loads(pickle.dumps(source)), large=True)
     assert source.name(0) == "train-000.tar/000000.jpg"
+    assert "secret" not in repr(source)
+
+
+@pytest.mark.parametrize(
+    ("address", "state", "words"),
+    [
+        ("absent.tar?token=secret", {}, "absent.tar answers 404"),
+        ("train-000.tar?a=b&token=secret", {"ranges": False}, "train-000.tar does not answer Range requests"),
+        ("train-000.tar?token=secret", {"drop_after": 0, "always_drop": True}, "train-000.tar failed 1 times"),
+        ("train-000.tar?token=my secret", {}, "train-000.tar is not a web address"),
+        ("text.tar?token=secret", {}, "text.tar is not a whole, uncompressed tar file"),
+        ("{a,b}/x.tar?token=secret", {}, "x.tar names two shards x.tar"),
+    ],
+)
+def test_no_error_repeats_the_query_of_an_address(server: Server, address: str, state: Any, words: str) -> None:
+    server.files["/text.tar"] = b"text" * 500
+    for name, value in state.items():
+        setattr(server, name, value)
+    with raises(SourceError, words) as caught:
+        WebDataset(f"{server.url}/{address}", retries=0)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_counts_as_the_query_of_an_address() -> None:
+    for text, expected in {
+        "the server of https://s/a.tar?token=a:b: check it": "the server of https://s/a.tar: check it",
+        "no images (http://s/a?b=c#d), 'https://s?e=f', …": "no images (http://s/a), 'https://s', …",
+        "https://user:password@s/a and https://s/@a": "https://s/a and https://s/@a",
+        "s3://bucket/train-?.tar, a?b=c": "s3://bucket/train-?.tar, a?b=c",  # patterns, and no address of the web
+    }.items():
+        assert str(pickle.loads(pickle.dumps(SourceError(text)))) == expected
 
 
 def test_reading_in_order_streams(server: Server) -> None:
