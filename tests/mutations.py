@@ -961,7 +961,7 @@ MUTATIONS: list[Mutation] = [
         ),
         (
             "pairs = classes[there] * count + scores.argmax(0)[there]",
-            "pairs = classes[there] + scores.argmax(0)[there] * count",
+            "pairs = classes[there] * count + scores.argmin(0)[there]",
         ),
         ("count[top : top + size, left : left + size] += 1", "count += 1"),
         (

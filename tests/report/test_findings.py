@@ -60,5 +60,5 @@ def test_the_verdict_is_in_words_with_its_numbers() -> None:
     line = alive[:, :1] * torch.ones(32)
     assert detect_collapse(line, {}).text.startswith("Collapsed to few directions")
     # The projections collapse first, while the encoder's features are still apart.
-    assert detect_collapse(alive, {"std": 0.02, "effective_rank": 1.2}).collapsed
+    assert detect_collapse(alive, {"std": 0.02, "effective_rank": 20.0}).text.startswith("Collapsed: every image")
     assert detect_collapse(alive, {"std": 0.9, "effective_rank": 1.2}).collapsed

@@ -231,6 +231,11 @@ def test_any_numbers_make_a_draw_that_packs_and_unpacks(uniform: list[float], na
         assert AugmentParams.unpack(np.array(params.pack()).tolist()) == params
 
 
+def test_views_have_random_numbers_of_their_own_by_seed_epoch_and_index() -> None:
+    keys = [(0, 0, 5), (1, 0, 5), (0, 1, 5), (0, 0, 6)]
+    assert len({float(torch.rand((), generator=view_generator(*key))) for key in keys}) == 4
+
+
 def test_augmentations_under_one_seed_share_their_choices() -> None:
     sampled = [
         sample_params(load_policy(name)[0], 100, 100, view_generator(0, 1, 2))
