@@ -198,7 +198,7 @@ def check_size(
     try:
         with parameters_without_memory():
             needed = sum(parameter.numel() for parameter in make()[0].parameters())
-    except ValueError:  # it cannot be built for this size or stem, which would cost as much memory to find out
+    except ValueError:  # a size or stem that does not fit: building it in full would fail, too, and fill the memory
         raise
     except Exception:  # building it says why
         return

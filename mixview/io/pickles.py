@@ -97,7 +97,7 @@ class ArrayUnpickler(pickle.Unpickler):
 
 
 def check_memo(data: bytes) -> None:
-    """Raise if a pickle numbers an object higher than it can have objects: it would make room for all below."""
+    """Raise if an object's number exceeds the size of the pickle: unpickling allocates room for all lower numbers."""
     for opcode, number, _ in pickletools.genops(data):
         if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(str(number)) > len(data):
             raise UntrustedPickle(f"numbers an object {number}, in a file of {len(data)} bytes")
