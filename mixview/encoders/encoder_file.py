@@ -121,17 +121,18 @@ def read_header(file: Path, text: Mapping[str, str]) -> dict[str, Any]:
             f"{file} holds weights but no mixview header, so nothing says of which model: use "
             f"mixview.encoders.backbones.build(NAME, size=…, weights={str(file)!r})"
         )
-    damaged = ValueError(f"the mixview header of {file} is damaged: export the encoder again")
     try:
         header = json.loads(text["mixview"])
     except (ValueError, RecursionError):
-        raise damaged from None
+        header = None
     if isinstance(header, dict) and isinstance(version := header.get("version"), int) and version > FORMAT:
         raise ValueError(f"{file} was written by a later mixview (format {version}): update mixview to read it")
-    if not isinstance(header, dict) or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata")):
-        raise damaged
-    if check_spec(header["spec"]) is None:
-        raise damaged
+    if (
+        not isinstance(header, dict)
+        or not all(isinstance(header.get(key), dict) for key in ("spec", "metadata"))
+        or check_spec(header["spec"]) is None
+    ):
+        raise ValueError(f"the mixview header of {file} is damaged: export the encoder again")
     return header
 
 
