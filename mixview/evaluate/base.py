@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
 
 from torch import Tensor
 
@@ -205,6 +205,10 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
         """Yield the name and the value, in percent, of every metric; put what else there is to say into the context."""
 
+    def resolve(self, device: str) -> Self:
+        """The protocol with a value for every "auto" that its metrics depend on, on this device."""
+        return self
+
     @property
     def trains_on_images(self) -> bool:
         """Whether it trains on images, in a run of its own."""
@@ -249,17 +253,19 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         if obstacle is not None:
             raise ValueError(f"{self.name} cannot be used: {obstacle}; mixview evaluate all runs what can be run")
         shared = {each.name for each in fields(Protocol)}
-        own = {name: value for name, value in sorted(asdict(self).items()) if name not in self.not_in_results | shared}
+        protocol = self.resolve(self.device)
+        omitted = self.not_in_results | shared
+        own = {name: value for name, value in sorted(asdict(protocol).items()) if name not in omitted}
         record = replace(
             context,
-            protocol=self,
+            protocol=protocol,
             settings=own | {"size": context.encoder.size},
             description="",
             std={},
             details={},
             notes=list(context.notes),
         )
-        metrics = {name: float(value) for name, value in self.evaluate(record)}
+        metrics = {name: float(value) for name, value in protocol.evaluate(record)}
         return record.result(metrics)
 
     def folder(self) -> Path | None:

@@ -10,10 +10,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -29,7 +29,16 @@ from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
 from mixview.options import Count, Epochs, Positive, logger_names
-from mixview.runs.devices import Precision, latest_state, launch_once, make_fabric, reset_grad_scaler
+from mixview.runs.devices import (
+    Precision,
+    describe_precision,
+    latest_state,
+    launch_once,
+    make_fabric,
+    precision_of,
+    reset_grad_scaler,
+    resolve_precision,
+)
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
@@ -92,8 +101,9 @@ class TrainingConfig:
     """Micro-batches per step and device, to save memory; each has its own batch norm statistics."""
     nodes: Count | Literal["auto"] = "auto"
     """Number of machines; auto is as many as torchrun or srun started processes on."""
-    precision: Precision = "32-true"
-    """Mixed precision is for accelerators: most CPUs are many times slower with it."""
+    precision: Precision = "auto"
+    """Numeric precision; auto is bf16-mixed on accelerators that support it, else 32-true. Most CPUs are many times
+    slower with mixed precision."""
     max_time: str | None = None
     """Stop gracefully after this time, all trials together: 45m, 1h30m, 2d."""
     resume: bool = False
@@ -102,6 +112,9 @@ class TrainingConfig:
     @property
     def trains_on_images(self) -> bool:
         return True
+
+    def resolve(self, device: str) -> Self:
+        return replace(self, precision=resolve_precision(self.precision, device))
 
     def deadline(self, context: EvalContext) -> float | None:
         """When to stop, by the monotonic clock."""
@@ -210,6 +223,7 @@ def train_in_folder(
         fabric.barrier()  # the folder is there now
         # A frozen encoder's batch norms use their stored statistics: there is nothing to synchronize in them.
         notes += synchronize_batch_norm(trained, fabric.device)
+        notes.append(describe_precision(precision_of(fabric)))
         reset_grad_scaler(fabric)
         module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
         engine = make_engine(module, optimizer)

@@ -48,9 +48,7 @@ def make_fabric(
             f"--devices must be a number of devices or auto, got {devices!r}: to choose some of them, set "
             "CUDA_VISIBLE_DEVICES=0,1 before the command"
         )
-    on_cpu = accelerator == "cpu" or (
-        accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
-    )
+    on_cpu = is_on_cpu(accelerator)
     started = launcher()
     if started is not None:
         started.check_agrees(devices, nodes)
@@ -73,8 +71,20 @@ def make_fabric(
             devices=devices,
             num_nodes=nodes,
             strategy=strategy,
-            precision=fastest_precision(on_cpu or accelerator == "mps") if precision == "auto" else precision,
+            precision=resolve_precision(precision, accelerator),
         )
+
+
+def is_on_cpu(accelerator: str) -> bool:
+    """Whether the requested accelerator is the CPU, here."""
+    return accelerator == "cpu" or (
+        accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
+    )
+
+
+def resolve_precision(precision: Precision, accelerator: str) -> Precision:
+    """The precision to compute in on the requested accelerator: itself, or what "auto" means there."""
+    return fastest_precision(is_on_cpu(accelerator) or accelerator == "mps") if precision == "auto" else precision
 
 
 def fastest_precision(without_cuda: bool) -> Literal["bf16-mixed", "32-true"]:
@@ -87,6 +97,16 @@ def precision_of(fabric: "Fabric") -> Precision:
     """The precision that a Fabric computes in."""
     precision: Any = fabric.strategy.precision.precision
     return precision if precision in get_args(Precision) else "32-true"
+
+
+def describe_precision(precision: Precision) -> str:
+    """A sentence for the user about the precision of a run."""
+    described = {
+        "32-true": "float32 (--precision bf16-mixed is for accelerators that compute in it)",
+        "bf16-mixed": "bfloat16 where that is safe (--precision 32-true is float32 everywhere)",
+        "16-mixed": "float16 where that is safe (--precision 32-true is float32 everywhere)",
+    }
+    return f"Precision: {described[precision]}."
 
 
 def grad_scaler(fabric: "Fabric") -> torch.amp.GradScaler | None:

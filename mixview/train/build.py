@@ -33,7 +33,7 @@ from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
 from mixview.mixing import Mixer, mixture_generators
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
 from mixview.options import allows, describe, suggest
-from mixview.runs.devices import grad_scaler, latest_state, precision_of
+from mixview.runs.devices import describe_precision, grad_scaler, latest_state, precision_of
 from mixview.runs.fabric import Fabric
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import process_rank
@@ -150,7 +150,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     notes.append(note)
     if config.precision == "auto":
         config = replace(config, precision=precision_of(fabric))
-        notes.append(PRECISIONS.get(config.precision, f"Precision: {config.precision}."))
+        notes.append(describe_precision(config.precision))
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
         notes.append(f"A batch of {config.batch_size} fits.")
@@ -173,12 +173,6 @@ def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
     knn = None if data.knn is None else KNNImages(*map(caches.shrunk, data.knn))
     return data._replace(images=images, knn=knn, notes=caches.notes)
 
-
-PRECISIONS = {
-    "32-true": "Precision: float32 (--precision bf16-mixed is for accelerators that compute in it).",
-    "bf16-mixed": "Precision: bfloat16 where that is safe (--precision 32-true is float32 everywhere).",
-}
-"""What is said of the precision that was chosen."""
 
 MEASURED_IMAGES = 500
 """Images that a measured normalization is of, at most."""
