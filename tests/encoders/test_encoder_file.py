@@ -1,6 +1,8 @@
 """The exported encoder: what was written comes back bit for bit, and what is damaged raises."""
 
+import contextlib
 import errno
+import gc
 import json
 import resource
 import sys
@@ -128,6 +130,21 @@ def test_tampered_headers_raise(file: Path, header: object) -> None:
     rewrite(file, header)
     with pytest.raises(ValueError, match=r"the mixview header of .* is damaged: export the encoder again"):
         load_encoder(file)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+@pytest.mark.parametrize("header", [None, "no JSON", "{}"])
+def test_a_damaged_file_is_closed_at_once(file: Path, header: str | None) -> None:
+    """An error that a frame of its own traceback refers to would keep the file in memory until a full collection."""
+    save_file(load_file(file), file, {} if header is None else {"mixview": header})
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            load_encoder(file)
+        assert str(file) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
 
 
 def test_headers_of_other_versions_and_models(file: Path) -> None:

@@ -242,6 +242,26 @@ def test_mixed_precision(encoder: Path, folder: Path, tmp_path: Path, whole: dic
     assert exact != mixed == pytest.approx(exact, rel=0.05)
 
 
+def test_precision_is_chosen_and_stored(
+    encoder: Path,
+    folder: Path,
+    tmp_path: Path,
+    whole: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (on_a_cpu,) = results.read(whole["semi-supervised"])
+    assert on_a_cpu.settings["precision"] == "32-true"
+    monkeypatch.setattr("mixview.runs.devices.fastest_precision", lambda without_cuda: "bf16-mixed")
+    main(command("semi-supervised", encoder, folder, tmp_path))
+    printed = "".join(capsys.readouterr())
+    assert "Precision: bfloat16 where that is safe" in printed
+    (result,) = results.read(tmp_path)
+    assert result.settings["precision"] == "bf16-mixed"
+    exact, mixed = (read_metrics(training(out))[0]["loss"] for out in (whole["semi-supervised"], tmp_path))
+    assert exact != mixed == pytest.approx(exact, rel=0.05)
+
+
 def test_micro_batches_are_the_batch_where_nothing_depends_on_their_size(
     encoder: Path, folder: Path, tmp_path: Path, whole: dict[str, Path]
 ) -> None:
