@@ -1,12 +1,13 @@
 """`mixview embed` on a folder of JPEGs, beside the bare network on decoded tensors and an inference script like timm's.
 
     python benchmarks/embedding.py [--photos FOLDER] [--images 512] [--rounds 5] [--backbone resnet18] [--workers 1]
+                                   [--phone]
 
 One thread computes, and as many workers read. Each in turn, again and again, as images per second by the clock and per
 second of the main process's CPU time, which a busy machine changes less: medians, and ratios within a round with their
 middle half. "bare" is the network alone, channels last and in batches that the heap has room for, as embed runs it.
 "timm" follows timm's inference.py: its transform on Pillow's images, torch's loader, batches of 64 in eval and
-inference mode.
+inference mode. `--phone` enlarges the photographs to 12 megapixels, as a phone takes them.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import timm
 import torch
+from photographs import enlarge
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
@@ -64,17 +66,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--phone", action="store_true", help="enlarge the photographs to 12 megapixels")
     options = parser.parse_args()
     torch.set_num_threads(1)
     paths = sorted(path for path in options.photos.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
     if not paths:
         print(f"no JPEGs in {options.photos}: name a folder of some by --photos")
         return
-    paths = list(itertools.islice(itertools.cycle(paths), options.images))
     loaded = EncoderConfig(encoder=options.backbone, size=224).load()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "photos"
         folder.mkdir()
+        if options.phone:
+            originals, paths = paths, [Path(name) / path.name for path in paths]
+            for original, path in zip(originals, paths, strict=True):
+                enlarge(original, path)
+        paths = list(itertools.islice(itertools.cycle(paths), options.images))
         for number, path in enumerate(paths):
             (folder / f"{number:04}.jpg").symlink_to(path.resolve())
         source = open_dataset(folder)
@@ -105,7 +112,8 @@ def main() -> None:
                 model(images)
 
         seconds = measure({"embed": embed, "bare": bare, "timm": script}, options.rounds)
-    print(f"{options.backbone}, {len(paths)} photographs, views of 224², 1 thread, {options.workers} workers, {plan}")
+    kind = "photographs of 12 megapixels" if options.phone else "photographs"
+    print(f"{options.backbone}, {len(paths)} {kind}, views of 224², 1 thread, {options.workers} workers, {plan}")
     print(f"{'':8}{'images/s':>10}{'of CPU time':>13}{'embed is, by the clock':>28}{'by CPU time':>24}")
     for name, times in seconds.items():
         cells = []

@@ -47,6 +47,12 @@ ChooseFactor = Callable[[int, int], int]
 """Says by which of `FACTORS` an image of this height and width, upright, may be decoded smaller."""
 FACTORS = (8, 4, 2, 1)
 
+
+def largest_factor(height: int, width: int, side: int) -> int:
+    """The largest of `FACTORS` by which an image may be decoded smaller with at least `side` pixels per side left."""
+    return next((factor for factor in FACTORS if min(height, width) >= factor * side), 1)
+
+
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | {".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"}

@@ -21,6 +21,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, final
 
@@ -31,7 +32,7 @@ import torch
 from PIL import Image
 
 from mixview.data.dataset import announce
-from mixview.data.decode import FACTORS, Decoder, open_encoded
+from mixview.data.decode import Decoder, largest_factor, open_encoded
 from mixview.data.sources.base import BadImage, Objects, Pixels, Source
 from mixview.data.sources.identity import content_hashes
 from mixview.data.sources.splits import Subset
@@ -325,11 +326,7 @@ def shrink_file(data: bytes, size: int, decoder: Decoder, name: str, exact_decod
     with contextlib.suppress(BadImage):  # which the decoder names
         if min(open_encoded(data, name).size) <= size:
             return data
-
-    def choose(height: int, width: int) -> int:
-        return next((factor for factor in FACTORS if min(height, width) >= factor * size), 1)
-
-    pixels = decoder(data, name, None if exact_decoding else choose)
+    pixels = decoder(data, name, None if exact_decoding else partial(largest_factor, side=size))
     height, width, channels = pixels.shape
     scale = size / min(height, width)
     target = max(size, round(width * scale)), max(size, round(height * scale))

@@ -45,7 +45,7 @@ Stage = Literal["stem", "res2", "res3", "res4", "res5", "avgpool"]
 PatchStage = Literal["stem-patches", "res2-patches", "res3-patches", "res4-patches", "res5-patches", "avgpool-patches"]
 """The same stages, not pooled; `avgpool-patches` is what an encoder pools at its end."""
 
-FORMAT = 1
+FORMAT = 2
 """Version of the cache; raised when the same key would mean other numbers."""
 
 BLOCK = 64
@@ -456,7 +456,7 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         """[B, C, S, S], and which images they are [B]: another image replaces a bad one."""
         batch, numbers = torch.empty(0), []
         for row, index in enumerate(indices):
-            sample = self.images[index]
+            sample = self.images.load(index, self.transform.decode_factor)
             image = self.transform(to_tensor(sample.pixels))
             if not row:
                 batch = self._new_batch(len(indices), image.shape)

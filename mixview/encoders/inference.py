@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mixview.data.dataset import MODES
-from mixview.data.decode import Decoder, Mode, channels_as, convert, upright
+from mixview.data.decode import ChooseFactor, Decoder, Mode, channels_as, convert, upright
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import Pixels
 from mixview.data.sources.files import read_file
@@ -117,7 +117,8 @@ class Encoder:
 
     def prepare(self, image: Picture) -> Tensor:
         """One image as the network sees it, [C, size, size] on the encoder's device."""
-        return self.transform(as_tensor(image, self.loaded.channels, self.loaded.value_range).to(self.device))
+        pixels = as_tensor(image, self.loaded.channels, self.loaded.value_range, self.transform.decode_factor)
+        return self.transform(pixels.to(self.device))
 
 
 def load(
@@ -166,13 +167,16 @@ def is_one(images: Picture | Iterable[Picture]) -> bool:
     return isinstance(images, str | bytes | os.PathLike | Image.Image)
 
 
-def as_tensor(image: Picture, channels: int, value_range: ValueRange | None = None) -> Tensor:
+def as_tensor(
+    image: Picture, channels: int, value_range: ValueRange | None = None, choose_factor: ChooseFactor | None = None
+) -> Tensor:
     """One image as [C, H, W] of uint8, or of floats from 0 to 1.
 
     Args:
         image: any image.
         channels: of the encoder.
         value_range: black and white of files of more than 8 bits.
+        choose_factor: is asked by how much a file may be decoded smaller.
     """
     mode: Mode = MODES.get(channels, "stored")
     if isinstance(image, Tensor):
@@ -182,10 +186,11 @@ def as_tensor(image: Picture, channels: int, value_range: ValueRange | None = No
     if isinstance(image, Image.Image):
         pixels = convert(upright(image), mode, "the image")
     elif isinstance(image, bytes):
-        pixels = Decoder(mode, value_range=value_range)(image)
+        pixels = Decoder(mode, value_range=value_range)(image, choose_factor=choose_factor)
     elif isinstance(image, str | os.PathLike):
         decoder = Decoder(mode, value_range=value_range)
-        pixels = decoder(read_file(Path(image).expanduser(), os.fspath(image)), os.fspath(image))
+        name = os.fspath(image)
+        pixels = decoder(read_file(Path(image).expanduser(), name), name, choose_factor)
     else:
         raise TypeError(f"an image is a path, bytes, a PIL image, an array or a tensor, not a {type(image).__name__}")
     return check_tensor(to_tensor(pixels), channels)

@@ -198,7 +198,8 @@ class FindNeighbors(Embedding):
         """Names, pictures and features of the queries."""
         path = Path(query).expanduser()
         if is_image_name(path.name) and not path.is_dir():
-            pixels = embedded.loaded.decoder(embedded.source)(read_file(path, query), query)
+            decoder = embedded.loaded.decoder(embedded.source)
+            pixels = decoder(read_file(path, query), query, embedded.transform.decode_factor)
             device = pick_device(self.device)
             module = StageFeatures(embedded.loaded.encoder, (self.stage,)).to(device).eval()
             with torch.inference_mode():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mixview.data.augment.policies import Normalize
+from mixview.data.decode import largest_factor
 from mixview.lazy import Module
 
 F = Module("torchvision.transforms.v2.functional")
@@ -15,6 +16,14 @@ IMAGENET = Normalize()
 
 CROP_RATIO = 256 / 224
 """The usual margin: images are resized to 256 pixels and 224 of them are shown."""
+
+
+def decode_factor(height: int, width: int, size: int) -> int:
+    """The factor by which an image may be decoded smaller: twice the pixels per side remain that it is resized to.
+
+    At 224 pixels that concerns photographs of 1024 pixels and more.
+    """
+    return largest_factor(height, width, 2 * round(CROP_RATIO * size))
 
 
 @final
@@ -32,6 +41,10 @@ class CenterCrop:
         scale = margin * self.size / min(height, width)
         resized = F.resize(F.to_dtype(image, torch.float32, scale=True), [round(height * scale), round(width * scale)])
         return normalized(F.center_crop(resized, [self.size, self.size]), self.normalize)
+
+    def decode_factor(self, height: int, width: int) -> int:
+        """The factor by which an image may be decoded smaller."""
+        return decode_factor(height, width, self.size)
 
     @property
     def description(self) -> str:
@@ -57,6 +70,10 @@ class ResizeToSquare:
         if scale < 1:
             image = F.resize(image, [round(height * scale), round(width * scale)])
         return normalized(F.resize(image, [self.size, self.size]), self.normalize)
+
+    def decode_factor(self, height: int, width: int) -> int:
+        """The factor by which an image may be decoded smaller."""
+        return decode_factor(height, width, self.size)
 
     @property
     def description(self) -> str:

@@ -70,7 +70,8 @@ class Mixtures(Source):
 
     def input_of(self, index: int) -> Tensor:
         """[C, size, size] an image as an encoder is shown it, in [0, 1]."""
-        return self.crop(to_tensor(self.decoder(self.source.read(index), self.source.name(index))))
+        data, name = self.source.read(index), self.source.name(index)
+        return self.crop(to_tensor(self.decoder(data, name, self.crop.decode_factor)))
 
     def draw(self, index: int, pair: Tensor) -> Mixture:
         """The mixture of a pair [2, C, size, size], of which the first counts; a function of the index alone."""

@@ -1,14 +1,16 @@
 """Which images a run is shown with: held out from it where there are any, the same for runs on the same data."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from mixview.data.contact_sheet import caption, to_rgb
 from mixview.data.dataset import ImageDataset, decoder_for, find_range
-from mixview.data.decode import Decoder
+from mixview.data.decode import Decoder, largest_factor
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 from mixview.data.sources.files import names_cloud
 from mixview.data.sources.fingerprint import explain_change
@@ -21,6 +23,8 @@ from mixview.train.monitor import hold_out
 
 LONGEST = 80
 """Characters of a name that a page shows."""
+PICTURE_SIDE = 256
+"""Pixels of a picture's shorter side that are kept, at most: tiles are smaller."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,16 @@ def changed_data(run: ReportRun, data: Data) -> str | None:
     )
 
 
+def shrink(picture: Pixels) -> Pixels:
+    """A picture whose shorter side is at most `PICTURE_SIDE`: thousands of photographs would fill the memory."""
+    height, width = picture.shape[:2]
+    scale = PICTURE_SIDE / min(height, width)
+    if scale >= 1:
+        return picture
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return np.array(Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0))
+
+
 def read_images(source: Source, description: str, count: int) -> ImageSet:
     """At most `count` images of a source, evenly chosen; bad ones are left out."""
     chosen = take_evenly(source, count)
@@ -109,11 +123,11 @@ def read_images(source: Source, description: str, count: int) -> ImageSet:
     with bar("reading images", len(chosen)) as advance:
         for index in range(len(chosen)):
             try:
-                pixels = decoder(chosen.read(index), chosen.name(index))
+                pixels = decoder(chosen.read(index), chosen.name(index), partial(largest_factor, side=PICTURE_SIDE))
             except BadImage:
                 pixels = None
             if pixels is not None:
-                pictures.append(to_rgb(pixels))
+                pictures.append(shrink(to_rgb(pixels)))
                 good.append(index)
             advance(1)
     if not good:

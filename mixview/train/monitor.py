@@ -208,7 +208,8 @@ class Monitor:
         assert all_labels is not None
         features, labels = [], []
         for start in range(0, len(dataset), 256):
-            samples = [dataset[index] for index in range(start, min(start + 256, len(dataset)))]
+            indices = range(start, min(start + 256, len(dataset)))
+            samples = [dataset.load(index, self.prepare.decode_factor) for index in indices]
             images = torch.stack([self.prepare(to_tensor(each.pixels)) for each in samples])
             features.append(self.encode(encoder, images))
             labels += [int(all_labels[each.index]) for each in samples]

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 from torchvision.models import VisionTransformer
 
-from mixview.data.dataset import ANNOUNCED
+from mixview.data.dataset import ANNOUNCED, ImageDataset
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.files import ClassFolders
+from mixview.data.sources.registry import open_dataset
 from mixview.encoders import backbones
 from mixview.encoders import features as module
 from mixview.encoders.features import (
@@ -25,6 +27,7 @@ from mixview.encoders.features import (
     STAGES,
     PatchMaps,
     StageFeatures,
+    TransformedImages,
     cache_key,
     extract,
     open_array,
@@ -32,8 +35,9 @@ from mixview.encoders.features import (
     stages_of,
     tokens_to_maps,
 )
+from mixview.encoders.inference import load
 from mixview.encoders.loading import LoadedEncoder
-from mixview.encoders.transforms import CenterCrop, ResizeToSquare
+from mixview.encoders.transforms import CenterCrop, ResizeToSquare, Transform
 from tests.evaluate.small_encoders import SIZE, Means, colored, means, scenes, small
 
 CROP = CenterCrop(SIZE)
@@ -233,6 +237,30 @@ def test_the_crop_leaves_the_usual_margin_of_images_that_are_larger_than_it() ->
     image = torch.randint(256, (3, 256, 300), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(CenterCrop(224, None)(image), image[:, 16:240, 38:262] / 255)
     torch.testing.assert_close(CenterCrop(32, None)(image[:, :32, :32]), image[:, :32, :32] / 255)
+
+
+@pytest.mark.parametrize("transform", [CenterCrop(64, None), ResizeToSquare(64, None)])
+def test_large_photographs_are_decoded_as_small_as_the_network_sees_them(
+    transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the 73 pixels that they are resized to remain, and the network sees the same within a rounding or two."""
+    waves = np.sin(np.linspace(0, 20, 1200))[:, None] * np.sin(np.linspace(0, 30, 1600))[None] * 100 + 128
+    Image.fromarray(np.stack([waves, waves.T[::-1].T, 255 - waves], 2).astype(np.uint8)).save(tmp_path / "photo.jpg")
+    assert transform.decode_factor(1200, 1600) == 8
+    assert [transform.decode_factor(height, 5000) for height in (291, 292, 583, 584)] == [1, 2, 2, 4]
+    images, decoded = ImageDataset(open_dataset(tmp_path)), []
+
+    def watched(pixels: np.ndarray) -> torch.Tensor:
+        decoded.append(pixels.shape)
+        return to_tensor(pixels)
+
+    monkeypatch.setattr("mixview.encoders.features.to_tensor", watched)
+    seen, _ = TransformedImages(images, transform).__getitems__([0])
+    assert decoded == [(150, 200, 3)]
+    exact = transform(to_tensor(images[0].pixels))
+    assert (seen[0] - exact).abs().mean() < 1 / 255
+    prepared = load("small", size=64, device="cpu").prepare(tmp_path / "photo.jpg")
+    torch.testing.assert_close(CenterCrop(64)(to_tensor(images.load(0, transform.decode_factor).pixels)), prepared)
 
 
 def test_a_batch_script_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
