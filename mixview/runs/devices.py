@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # it takes seconds to import
     from mixview.runs.fabric import Fabric, Strategy
 
 
+ResolvedPrecision = Literal["32-true", "bf16-mixed", "16-mixed"]
+
+
 def require_accelerator(name: str) -> None:
     """Raise if this machine does not have the requested accelerator."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -82,7 +85,7 @@ def is_on_cpu(accelerator: str) -> bool:
     )
 
 
-def resolve_precision(precision: Precision, accelerator: str) -> Precision:
+def resolve_precision(precision: Precision, accelerator: str) -> ResolvedPrecision:
     """The precision to compute in on the requested accelerator: itself, or what "auto" means there."""
     return fastest_precision(is_on_cpu(accelerator) or accelerator == "mps") if precision == "auto" else precision
 
@@ -93,13 +96,13 @@ def fastest_precision(without_cuda: bool) -> Literal["bf16-mixed", "32-true"]:
     return "bf16-mixed" if bf16 else "32-true"
 
 
-def precision_of(fabric: "Fabric") -> Precision:
+def precision_of(fabric: "Fabric") -> ResolvedPrecision:
     """The precision that a Fabric computes in."""
     precision: Any = fabric.strategy.precision.precision
-    return precision if precision in get_args(Precision) else "32-true"
+    return precision if precision in get_args(ResolvedPrecision) else "32-true"
 
 
-def describe_precision(precision: Precision) -> str:
+def describe_precision(precision: ResolvedPrecision) -> str:
     """A sentence for the user about the precision of a run."""
     described = {
         "32-true": "float32 (--precision bf16-mixed is for accelerators that compute in it)",

@@ -149,8 +149,9 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     config = replace(config, normalize="imagenet" if normalize == IMAGENET else normalize.text)
     notes.append(note)
     if config.precision == "auto":
-        config = replace(config, precision=precision_of(fabric))
-        notes.append(describe_precision(config.precision))
+        precision = precision_of(fabric)
+        config = replace(config, precision=precision)
+        notes.append(describe_precision(precision))
     if config.batch_size == "auto":
         config = replace(config, batch_size=find_batch_size(config, fabric, count))
         notes.append(f"A batch of {config.batch_size} fits.")
