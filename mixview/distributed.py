@@ -259,22 +259,32 @@ def own_part(count: int) -> slice:
     return slice(rank() * count // world_size(), (rank() + 1) * count // world_size())
 
 
-def shuffle(images: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("mixview::permutation", mutates_args=())
+def permutation(count: int, seed: Tensor) -> Tensor:
+    """A random order of `count` rows: an operator of its own, because no graph of torch.compile holds a generator."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(int(seed)))
+
+
+@permutation.register_fake
+def _(count: int, seed: Tensor) -> Tensor:
+    return torch.empty(count, dtype=torch.int64)
+
+
+def shuffle(images: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
     """Shuffling BN (MoCo): deal the images of all processes out anew, so that keys share no BN statistics with queries.
 
     On one process it changes the order of its images, which matters to split batch norm.
 
     Args:
         images: [N, C, H, W] of this process.
-        seed: the same on every process; each makes the same permutation and none needs to send it.
+        seed: a whole number on the CPU, the same on every process; each makes the same permutation and none sends it.
 
     Returns:
         This process's share of the shuffled images, and the permutation for `unshuffle`.
     """
     everything = gather(images)
-    permutation = torch.randperm(len(everything), generator=torch.Generator().manual_seed(seed))
-    permutation = permutation.to(images.device, non_blocking=True)
-    return everything[permutation[own_rows(len(images))]], permutation
+    order = permutation(len(everything), seed).to(images.device, non_blocking=True)
+    return everything[order[own_rows(len(images))]], order
 
 
 def unshuffle(features: Tensor, permutation: Tensor | None) -> Tensor:

@@ -9,8 +9,6 @@ from torch._dynamo.testing import CompileCounter
 from mixview import mixture_generators
 from tests.networks import METHODS, OBJECTIVES, RELATIVES
 
-EAGER = ("barlow-twins-mixed", "mochi")
-"""They draw from a generator in their forward pass, which no graph can hold."""
 VARIANTS = ("simclr-one-sided", "moco-v1", "barlow-twins-symmetric", "vicreg-symmetric", "imix", "swav-queue")
 VARIANTS += ("unmix-simclr", "unmix-vicreg")
 """Slow, as each takes a few seconds to trace, and they add little to the others."""
@@ -18,11 +16,7 @@ VARIANTS += ("unmix-simclr", "unmix-vicreg")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else [])
-        for name in (*METHODS, *RELATIVES)
-        if name not in EAGER
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in (*METHODS, *RELATIVES)],
 )
 def test_a_step_is_one_graph(name: str) -> None:
     torch.manual_seed(0)

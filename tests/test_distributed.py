@@ -115,7 +115,7 @@ def collectives() -> dict[str, Any]:
     (everything * weights).sum().backward()
 
     images = torch.arange(4.0).view(4, 1, 1, 1) + 100 * me
-    shuffled, permutation = shuffle(images, seed=3)
+    shuffled, permutation = shuffle(images, seed=torch.tensor(3))
     restored = unshuffle(shuffled.flatten(1), permutation)
     try:
         gather(torch.zeros(3 + me, 2))
@@ -302,7 +302,7 @@ def test_world_sizes_that_disagree_are_refused(monkeypatch: pytest.MonkeyPatch, 
 def test_one_process_gathers_nothing() -> None:
     x = torch.rand(3, 2)
     assert gather(x) is x
-    shuffled, permutation = shuffle(x, 0)
+    shuffled, permutation = shuffle(x, torch.tensor(0))
     assert torch.equal(shuffled, x[permutation])
     assert torch.equal(unshuffle(shuffled, permutation), x)
     assert unshuffle(x, None) is x

@@ -30,8 +30,19 @@ from mixview.options import NonNegativeFloat, Positive, Width
 from mixview.rng import seed_from
 
 
+@torch.library.custom_op("mixview::mixed_barlow_twins_lam", mutates_args=())
+def draw_lam(step: Tensor) -> Tensor:
+    """The share of the first views, of Beta(1, 1): an operator of its own, so that torch.compile makes one graph."""
+    return torch.tensor(random.Random(seed_from("mixed barlow twins", int(step))).random(), dtype=torch.float64)
+
+
+@draw_lam.register_fake
+def _(step: Tensor) -> Tensor:
+    return torch.empty((), dtype=torch.float64)
+
+
 def mixed_correlation_loss(
-    z_m: Tensor, z_a: Tensor, z_b: Tensor, partner: Tensor, lam: float, *, dims: slice | None = None
+    z_m: Tensor, z_a: Tensor, z_b: Tensor, partner: Tensor, lam: float | Tensor, *, dims: slice | None = None
 ) -> Tensor:
     """Mixed Barlow Twins' regularizer, https://arxiv.org/abs/2312.02151, for images `lam a + (1 - lam) b[partner]`:
 
@@ -105,7 +116,7 @@ class BarlowTwins(Method):
         self.lambda_bt = lambda_bt
         self.symmetric = symmetric
         self.mix_regularizer = mix_regularizer
-        self.steps = 0  # seeds the regularizer's mixtures: the same on every process, and after a resume
+        self.steps = torch.tensor(0)  # seeds the regularizer's mixtures: the same on every process, and after a resume
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         return self.loss(self.online, views, terms), None
@@ -129,9 +140,13 @@ class BarlowTwins(Method):
                 side = (side + barlow_twins_loss(*other, everyone, self.lambda_bt, dims=part)) / 2
             loss = loss + weight * side
         if self.mix_regularizer:
-            lam = random.Random(seed_from("mixed barlow twins", self.steps)).random()  # Beta(1, 1)
+            lam = draw_lam(self.steps)
             shuffled, partner = shuffle(second, self.steps)
-            z_m, z_a, z_b = encode(torch.lerp(shuffled, first, lam)), encode(first), encode(second)
+            z_m, z_a, z_b = (
+                encode(torch.lerp(shuffled, first, lam.to(first, non_blocking=True))),
+                encode(first),
+                encode(second),
+            )
             difference = mixed_correlation_loss(z_m, z_a, z_b, partner, lam, dims=own_part(z_m.shape[1]))
             loss = loss + self.mix_regularizer * self.lambda_bt * difference
         return loss * world_size()
@@ -141,10 +156,10 @@ class BarlowTwins(Method):
         self.steps += 1
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.steps)
+        return self.steps.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.steps = int(state)
+        self.steps = state.cpu().clone()
 
 
 @dataclass(frozen=True, kw_only=True)

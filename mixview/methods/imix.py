@@ -69,7 +69,7 @@ def n_pair(
     return virtual_labels(mixed_z[own], plain_z, mixture, temperature, rows=rows)
 
 
-def batch_keys(q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int) -> Tensor:
+def batch_keys(q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: Tensor) -> Tensor:
     """i-Mix on MoCo: the keys of all processes' batches are told from each other, and from the queue."""
     rows = own_rows(len(mixture))
     return virtual_labels(q, gather(keys), gather_mixture(mixture), temperature, queue=queue, rows=rows)

@@ -22,7 +22,7 @@ from mixview.options import Positive, Width
 
 
 def semi_positive(
-    mix_temperature: float, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int
+    mix_temperature: float, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: Tensor
 ) -> Tensor:
     """MixCo's term for mixtures, MoCo's for unmixed images."""
     if mixture.is_identity:

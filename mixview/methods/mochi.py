@@ -6,7 +6,9 @@
 They are made anew for every query and step, and take no gradient.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self, final
 
 import torch
@@ -19,6 +21,28 @@ from mixview.methods.moco import MoCo, MoCoConfig, moco_v2
 from mixview.mixing import Mixture
 from mixview.options import AtLeast, NonNegative, Positive, Share, Width
 from mixview.rng import seed_from
+
+
+@torch.library.custom_op("mixview::mochi_draw", mutates_args=())
+def draw(step: Tensor, rank: int, count: int, hardest: int, pairs: int, with_query: int) -> list[Tensor]:
+    """Draw which hardest negatives are mixed, and how: two and a share for pairs, one and a share with the query.
+
+    An operator of its own, because no graph of torch.compile holds a generator.
+    """
+    generator = torch.Generator().manual_seed(seed_from("mochi", int(step), rank))
+    first = torch.randint(hardest, (count, pairs), generator=generator)
+    other = torch.randint(1, hardest, (count, pairs), generator=generator)  # never itself
+    a = torch.rand(count, pairs, generator=generator, dtype=torch.float64)
+    third = torch.randint(hardest, (count, with_query), generator=generator)
+    b = torch.rand(count, with_query, generator=generator, dtype=torch.float64) / 2
+    return [first, (first + other) % hardest, a, third, b]
+
+
+@draw.register_fake
+def _(step: Tensor, rank: int, count: int, hardest: int, pairs: int, with_query: int) -> list[Tensor]:
+    integers, shares = partial(torch.empty, dtype=torch.int64), partial(torch.empty, dtype=torch.float64)
+    of_pairs, of_query = (count, pairs), (count, with_query)
+    return [integers(of_pairs), integers(of_pairs), shares(of_pairs), integers(of_query), shares(of_query)]
 
 
 @final
@@ -41,25 +65,28 @@ class HardNegatives:
         self.hardest, self.pairs, self.with_query, self.start = hardest, pairs, with_query, start
 
     def __call__(
-        self, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int
+        self, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: Tensor
     ) -> Tensor:
-        if step < self.start or self.pairs + self.with_query == 0:
+        if self.pairs + self.with_query == 0:
             return info_nce(q, keys, queue, mixture, temperature)
         if self.hardest > len(queue):
             raise ValueError(
                 f"{self.hardest} hardest negatives of a queue of {len(queue)}: choose fewer, or a longer queue"
             )
-        generator = torch.Generator().manual_seed(seed_from("mochi", step, rank()))
-        made = self.synthesize(l2_normalize(q).detach(), l2_normalize(queue), generator)
+        drawn = draw(step, rank(), len(q), self.hardest, self.pairs, self.with_query)
+        made = self.synthesize(l2_normalize(q).detach(), l2_normalize(queue), drawn)
         with torch.autocast(q.device.type, enabled=False):
             cosines = torch.einsum("nd,nsd->ns", l2_normalize(q), made.to(l2_normalize(q).dtype))
+        if self.start:
+            early = (step < self.start).to(q.device, non_blocking=True)
+            cosines = cosines.masked_fill(early, -torch.inf)
         return info_nce(q, keys, queue, mixture, temperature, extra=cosines)
 
     @torch.no_grad()
-    def synthesize(self, q: Tensor, queue: Tensor, generator: torch.Generator) -> Tensor:
+    def synthesize(self, q: Tensor, queue: Tensor, drawn: Sequence[Tensor]) -> Tensor:
         """The synthetic negatives [n, pairs + with_query, D] of queries [n, D]: those of pairs first."""
         nearest = (q @ queue.T.to(q.dtype)).topk(self.hardest, dim=1).indices
-        first, second, a, third, b = (each.to(q.device, non_blocking=True) for each in self.draw(len(q), generator))
+        first, second, a, third, b = (each.to(q.device, non_blocking=True) for each in drawn)
         hard = queue[nearest].to(q.dtype)  # [n, hardest, D]
 
         def pick(index: Tensor) -> Tensor:
@@ -69,15 +96,6 @@ class HardNegatives:
         between = a * pick(first) + (1 - a) * pick(second)
         towards = b * q.unsqueeze(1) + (1 - b) * pick(third)
         return torch.nn.functional.normalize(torch.cat([between, towards], dim=1), dim=2)
-
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Which of the hardest are mixed, and how: two and a share for the pairs, one and a share with the query."""
-        first = torch.randint(self.hardest, (count, self.pairs), generator=generator)
-        other = torch.randint(1, self.hardest, (count, self.pairs), generator=generator)  # never itself
-        a = torch.rand(count, self.pairs, generator=generator, dtype=torch.float64)
-        third = torch.randint(self.hardest, (count, self.with_query), generator=generator)
-        b = torch.rand(count, self.with_query, generator=generator, dtype=torch.float64) / 2
-        return first, (first + other) % self.hardest, a, third, b
 
 
 def moco_mochi(

@@ -36,7 +36,7 @@ from mixview.nn import (
 from mixview.objective import Term
 from mixview.options import AtLeast, AtMost, Count, Positive, Share, Width
 
-LossFn = Callable[[Tensor, Tensor, Tensor, Mixture, float, int], Tensor]
+LossFn = Callable[[Tensor, Tensor, Tensor, Mixture, float, Tensor], Tensor]
 """The loss of a term: queries [N, D], keys [N, D], queue [K, D], mixture, temperature, and the number of the step."""
 
 
@@ -100,7 +100,7 @@ class MoCo(Method):
         self.loss_fn = loss_fn or partial(equation_3, other_parent)
         self.shuffle = shuffle
         self.sdmp = sdmp
-        self.steps = 0  # seeds the shuffle: the same on every process, and after a resume
+        self.steps = torch.tensor(0)  # seeds the shuffle: the same on every process, and after a resume
 
     def forward(self, views: Views, terms: Sequence[Term], targets: Targets = None) -> tuple[Tensor, Targets]:
         x_q, x_k = check_two_views(views)
@@ -140,14 +140,14 @@ class MoCo(Method):
         self.steps += 1
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.steps)
+        return self.steps.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.steps = int(state)
+        self.steps = state.cpu().clone()
 
 
 def equation_3(
-    other_parent: bool, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: int
+    other_parent: bool, q: Tensor, keys: Tensor, queue: Tensor, mixture: Mixture, temperature: float, step: Tensor
 ) -> Tensor:
     """The paper's loss, which is the same at every step."""
     return info_nce(q, keys, queue, mixture, temperature, other_parent=other_parent)

@@ -14,7 +14,7 @@ from mixview.losses import byol_loss, info_nce
 from mixview.methods import MoCoV2Config, RunLength, SwAV, UnMix, backward, moco_v2
 from mixview.methods.imix import batch_keys, n_pair, virtual_labels
 from mixview.methods.mixco import semi_positive
-from mixview.methods.mochi import HardNegatives
+from mixview.methods.mochi import HardNegatives, draw
 from mixview.methods.swav import sinkhorn, swapped_prediction
 from mixview.nn import MLP
 from mixview.objective import Term
@@ -87,10 +87,9 @@ def test_mixco_is_moco_and_semi_positive_pairs_at_a_temperature_of_their_own() -
 def test_mochi_mixes_the_hardest_negatives(mixture: Mixture, seed: int, tau: float) -> None:
     n, queue = len(mixture), features(9, 4, seed + 2)
     hard = HardNegatives(hardest=5, pairs=4, with_query=3)
-    drawn = hard.draw(n, torch.Generator().manual_seed(seed))
-    hard.draw = lambda count, generator: drawn  # type: ignore[method-assign]
+    drawn = draw(torch.tensor(seed), 0, n, 5, 4, 3)
     assert_same_value_and_gradient(
-        lambda q, key: hard(q, key, queue, mixture, tau, 0),
+        lambda q, key: hard(q, key, queue, mixture, tau, torch.tensor(seed)),
         lambda q, key: reference.mochi(q, key, queue, mixture, tau, 5, drawn),
         features(n, 4, seed),
         features(n, 4, seed + 1),
@@ -98,7 +97,8 @@ def test_mochi_mixes_the_hardest_negatives(mixture: Mixture, seed: int, tau: flo
 
 
 def test_mochis_draws() -> None:
-    first, second, a, third, b = HardNegatives(3, 200, 100).draw(4, torch.Generator().manual_seed(0))
+    first, second, a, third, b = draw(torch.tensor(0), 0, 4, 3, 200, 100)
+    assert not torch.equal(first, draw(torch.tensor(0), 1, 4, 3, 200, 100)[0])  # of another process
     assert (first != second).all()
     assert {*first.flatten().tolist()} == {*second.flatten().tolist()} == {*third.flatten().tolist()} == {0, 1, 2}
     assert 0 <= a.min() < 0.1
@@ -107,12 +107,12 @@ def test_mochis_draws() -> None:
     query, keys, queue = features(4, 4, 0), features(4, 4, 1), features(9, 4, 2)
     plain = Identity().draw(torch.zeros(4, 3, 4, 4))
     hard = HardNegatives(3, 4, 2, start=5)
-    assert torch.equal(hard(query, keys, queue, plain, 0.2, 4), info_nce(query, keys, queue, plain, 0.2))
-    later = [hard(query, keys, queue, plain, 0.2, step) for step in (5, 6, 5)]
+    before, *later = [hard(query, keys, queue, plain, 0.2, torch.tensor(step)) for step in (4, 5, 6, 5)]
+    torch.testing.assert_close(before, info_nce(query, keys, queue, plain, 0.2))
     assert later[0] > info_nce(query, keys, queue, plain, 0.2)  # more negatives
     assert later[0] == later[2] != later[1]
     with pytest.raises(ValueError, match="10 hardest negatives of a queue of 9: choose fewer"):
-        HardNegatives(10, 4, 2)(query, keys, queue, plain, 0.2, 0)
+        HardNegatives(10, 4, 2)(query, keys, queue, plain, 0.2, torch.tensor(0))
     with pytest.raises(ValueError, match="at least 2 hardest"):
         HardNegatives(1)
 
@@ -393,7 +393,7 @@ def test_every_related_method_takes_every_objective_and_odd_batches(name: str) -
 @pytest.mark.parametrize("name", RELATIVES)
 def test_no_related_method_waits_for_the_accelerator(name: str) -> None:
     method = make(name)
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):  # the number of the step, which the CPU counts for itself
         put_on_fake_cuda(method)
         views = torch.rand(6, 3, 16, 16, device="cuda"), torch.rand(6, 3, 16, 16, device="cuda")
         _, targets = backward(method, views, wbsim().draw(views[0], mixture_generators(0, 0)), call=lambda loss: None)
