@@ -4,6 +4,7 @@ Each input has ten seconds (an alarm) and a gigabyte; only an error in one sente
 """
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -492,7 +493,7 @@ def npz() -> tuple[st.SearchStrategy[bytes], Read]:
 
 
 def tiny_weights() -> tuple[dict[str, Any], bytes]:
-    """The header and the body of an encoder's file, most of its tensors left out."""
+    """The header and the body of an encoder's file."""
     from tests.hostile.writing import write_encoder
 
     data = write_encoder(Path(tempfile.mkdtemp()) / "a.safetensors").read_bytes()
@@ -707,6 +708,10 @@ def fuzz(reader: str, count: int) -> None:
     explore(inputs, count)(once)()
 
 
+ROUND = 500
+"""Inputs in one run of hypothesis, which keeps every input of a run in memory."""
+
+
 def explore(inputs: st.SearchStrategy[Any], count: int) -> Callable[[Callable[[Any], None]], Callable[[], None]]:
     """hypothesis as it is used here: so many inputs, the same ones every time where they are few."""
 
@@ -716,18 +721,23 @@ def explore(inputs: st.SearchStrategy[Any], count: int) -> Callable[[Callable[[A
         providers._get_local_constants = lambda: providers._local_constants
 
     def wrap(once: Callable[[Any], None]) -> Callable[[], None]:
-        phases = [Phase.generate, *([Phase.shrink] if count > 1000 else [])]
-        chosen = settings(
-            max_examples=count,
-            deadline=None,
-            database=None,
-            derandomize=count <= 1000,
-            phases=phases,
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-            report_multiple_bugs=False,
-        )
-        tested: Callable[[], None] = chosen(given(inputs)(once))
+        phases = [Phase.generate, *([Phase.shrink] if count > ROUND else [])]
+
+        def tested() -> None:
+            for start in range(0, count, ROUND):
+                chosen = settings(
+                    max_examples=min(ROUND, count - start),
+                    deadline=None,
+                    database=None,
+                    derandomize=count <= ROUND,
+                    phases=phases,
+                    suppress_health_check=list(HealthCheck),
+                    print_blob=False,
+                    report_multiple_bugs=False,
+                )
+                chosen(given(inputs)(once))()
+                gc.collect()
+
         return tested
 
     return wrap
