@@ -73,7 +73,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
 
     measured = measure(sample(), wanted)
     if measured.note and not quiet and process_rank() == 0:
-        announce(source, f"mixview: {measured.note}")
+        log_once(source, f"mixview: {measured.note}")
     return measured.value_range
 
 
@@ -89,46 +89,46 @@ ImageNet's stem would leave 2×2 of 64×64 pixels."""
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more.
+    """The number of bad images that are tolerated: `max_count`, or `max_fraction` of the source if that is more.
 
-    Of a small source `count` may be most of it: never more than `most` of the images may be bad.
+    `max_count` may be most of a small source, so more than `hard_max_fraction` of the images are never tolerated.
     """
 
-    count: int = 10
-    share: float = 0.01
-    most: float = 0.5
+    max_count: int = 10
+    max_fraction: float = 0.01
+    hard_max_fraction: float = 0.5
 
     def allows(self, bad: int, total: int) -> bool:
         """Whether this many bad images out of `total` are still few."""
-        return bad <= min(max(self.count, int(self.share * total)), int(self.most * total))
+        return bad <= min(max(self.max_count, int(self.max_fraction * total)), int(self.hard_max_fraction * total))
 
 
 STRICT = Tolerance(0, 0.0)
 """The first bad image stops."""
 
 
-ANNOUNCED: set[tuple[str, str]] = set()
+LOGGED: set[tuple[str, str]] = set()
 """Lines that were printed already, by source: a command may open several datasets of one."""
 
 
-def announce(source: Source, line: str) -> None:
+def log_once(source: Source, line: str) -> None:
     """Print a line about a source on standard error, once."""
     while (parent := getattr(source, "source", None)) is not None:  # of a part of it
         source = parent
-    if (repr(source), line) in ANNOUNCED:
+    if (repr(source), line) in LOGGED:
         return
-    ANNOUNCED.add((repr(source), line))
+    LOGGED.add((repr(source), line))
     if get_worker_info() is None:
         say(printable(line), sys.stderr)
     else:  # where standard error may be a progress bar of the process that it was forked from, locked
         os.write(2, f"{printable(line)}\n".encode())
 
 
-def announce_left_out(source: Source) -> None:
+def log_left_out(source: Source) -> None:
     """Print what was left out when the source was opened, on the first of several processes."""
     if process_rank() == 0:
         for note in source.notes:
-            announce(source, note)
+            log_once(source, note)
 
 
 @final
@@ -171,7 +171,7 @@ class ImageDataset:
         self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
         self._reasons: dict[int, str] = {}
         self._check()
-        announce_left_out(source)
+        log_left_out(source)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -194,7 +194,7 @@ class ImageDataset:
             except BadImage as error:
                 bad[candidate] = True
                 self._reasons[candidate] = error.reason
-                announce(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
+                log_once(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
         raise SourceError(f"none of the {total} images can be read: {self._list()}")
 
@@ -240,9 +240,10 @@ class ImageDataset:
         total = len(self.source) + len(self.source.skipped)
         allowed = self.tolerance
         if not allowed.allows(count, total):
+            limits = f"{allowed.max_count} or {allowed.max_fraction:.1%}, and at most {allowed.hard_max_fraction:.0%}"
             raise SourceError(
-                f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
-                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: repair or remove them"
+                f"{count} of {total} images are bad ({self._list()}), more than the {limits}, that are tolerated: "
+                "repair or remove them"
             )
 
     def _list(self) -> str:

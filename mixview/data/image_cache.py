@@ -30,7 +30,7 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from mixview.data.dataset import announce
+from mixview.data.dataset import log_once
 from mixview.data.decode import FACTORS, Decoder, open_encoded
 from mixview.data.sources.base import BadImage, Objects, Pixels, Source
 from mixview.data.sources.identity import content_hashes
@@ -301,7 +301,7 @@ class ShrunkImages(Source):
             try:
                 self.cache.put(number, shrunk)
             except CacheError as error:
-                announce(self, str(error))
+                log_once(self, str(error))
         return shrunk
 
     def name(self, index: int) -> str:

@@ -49,7 +49,7 @@ MAX_BATCHED_PIXELS = 128 * 128
 """Images of at most this many pixels are gathered and augmented in one call; larger ones as they come."""
 
 
-class ImageSample(Protocol):
+class SampleLike(Protocol):
     """An image as it was read."""
 
     @property
@@ -65,12 +65,12 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> ImageSample: ...
+    def __getitem__(self, index: int, /) -> SampleLike: ...
 
 
 @final
 @dataclass(slots=True)  # not frozen: that takes three times as long to make, for every image
-class Sample:
+class SeededSample:
     """An image that is to become views."""
 
     pixels: Pixels
@@ -104,14 +104,14 @@ class SampleReader:
         self._dataset = images if isinstance(images, ImageDataset) else None
         self._choose_factor = None if exact_decoding else numba_backend.decode_factor(policy)
 
-    def __call__(self, key: Key) -> Sample:
+    def __call__(self, key: Key) -> SeededSample:
         epoch, index = key
         seed = seed_from("views", self.seed, epoch, index)
         if self._dataset is None or self._choose_factor is None:
             sample = self.images[index]
-            return Sample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
+            return SeededSample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
         loaded = self._dataset.load(index, partial(self._choose_factor, seed))
-        return Sample(loaded.pixels, loaded.index, seed, loaded.full_size)
+        return SeededSample(loaded.pixels, loaded.index, seed, loaded.full_size)
 
 
 @final
@@ -154,7 +154,7 @@ class ViewDataset(Dataset[Item]):
         """The batch of these keys, in their order."""
         views = tuple[Tensor, ...]()
         indices = list[int]()
-        waiting = list[Sample]()
+        waiting = list[SeededSample]()
         kind: Kind | None = None
         alone = False
 
@@ -231,7 +231,7 @@ class RawBatchDataset(Dataset[RawBatch]):
         )
 
 
-def check_channels(sample: Sample, channels: int) -> None:
+def check_channels(sample: SeededSample, channels: int) -> None:
     """Raise if an image has other channels than its batch."""
     if sample.pixels.shape[2] != channels:
         raise ValueError(

@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from mixview.data.dataset import announce_left_out, find_range
+from mixview.data.dataset import find_range, log_left_out
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 
@@ -50,7 +50,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None
     bad: dict[str, str] = {}
-    announce_left_out(source)
+    log_left_out(source)
     with tempfile.TemporaryFile(dir=out.parent) as data:
         for index in track(
             range(len(source)), f"packing {len(source)} images", console=Console(stderr=True), transient=True

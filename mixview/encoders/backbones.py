@@ -36,7 +36,7 @@ Spec = dict[str, str | int]
 BUILTIN = ("small", "small-vit")
 """The networks that are mixview's own."""
 
-GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
+CANDIDATE_BACKBONES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
 """What a file of tensors that does not say its model is tried on."""
 
 
@@ -149,7 +149,7 @@ def construct(
         if stem == "standard":
             raise ValueError('the backbone "small" has only the small stem: leave stem at "auto", or use resnet18')
     elif library == "own":
-        encoder, is_resnet = own_module(short, size=size, channels=channels), False
+        encoder, is_resnet = custom_module(short, size=size, channels=channels), False
     elif library == "torchvision":
         encoder, is_resnet = torchvision_model(short, size, zero_where_possible)
     else:
@@ -301,7 +301,7 @@ def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[n
     try:
         model = cast(nn.Module, models.get_model(name, weights=None, **options))
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise does_not_fit(f"torchvision/{name}", size, error) from error
+        raise size_error(f"torchvision/{name}", size, error) from error
     strip_classifier(model)
     return model, is_resnet
 
@@ -352,8 +352,8 @@ def timm_model(
         raise
     except Exception as error:
         if pretrained:
-            raise no_download(f"timm/{name}", error) from error
-        raise does_not_fit(f"timm/{name}", size, error) from error
+            raise download_error(f"timm/{name}", error) from error
+        raise size_error(f"timm/{name}", size, error) from error
     return model, is_resnet
 
 
@@ -445,14 +445,14 @@ def check_crops(encoder: nn.Module, name: str, *, size: int, crop: int, channels
         ) from error
 
 
-def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
+def size_error(name: str, size: int, error: Exception) -> ValueError:
     return ValueError(
         f"{name} cannot be made for images of {size} pixels ({first_line(error)}): use another size (224 suits most "
         "models) or another backbone (ResNets take any)"
     )
 
 
-def no_download(name: str, error: Exception) -> ConnectionError:
+def download_error(name: str, error: Exception) -> ConnectionError:
     return ConnectionError(
         f"the ImageNet weights of {name} could not be fetched ({first_line(error)}): check the connection, or "
         "fetch the file elsewhere and pass its path as weights"
@@ -462,7 +462,7 @@ def no_download(name: str, error: Exception) -> ConnectionError:
 # One's own module
 
 
-def own_module(name: str, *, size: int, channels: int) -> nn.Module:
+def custom_module(name: str, *, size: int, channels: int) -> nn.Module:
     """What `package.module:factory` makes; passed `channels` and `size` if it takes them."""
     factory = import_object(name, "backbone")
     if isinstance(factory, nn.Module):
@@ -528,7 +528,7 @@ def imagenet_tensors(name: str, encoder: nn.Module) -> dict[str, Tensor]:
     try:
         tensors = dict(models.get_model_weights(name).DEFAULT.get_state_dict(progress=True, check_hash=True))
     except (OSError, RuntimeError) as error:
-        raise no_download(f"torchvision/{name}", error) from error
+        raise download_error(f"torchvision/{name}", error) from error
     if isinstance(encoder, models.VisionTransformer):
         vision_transformer = import_optional("torchvision.models.vision_transformer")
         resized = vision_transformer.interpolate_embeddings(encoder.image_size, encoder.patch_size, tensors)
@@ -538,7 +538,7 @@ def imagenet_tensors(name: str, encoder: nn.Module) -> dict[str, Tensor]:
 
 def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Stem]:
     """The ResNet and the stem that all of the tensors fit, of those that are usual."""
-    for name in GUESSES:
+    for name in CANDIDATE_BACKBONES:
         stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
         for stem in stems:
             with torch.device("meta"):
@@ -552,7 +552,7 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
                 if not foreign:
                     return name, stem
     raise ValueError(
-        f"{source} fits none of {', '.join(GUESSES)} (it starts with {shorten(tensors, 2)}): "
+        f"{source} fits none of {', '.join(CANDIDATE_BACKBONES)} (it starts with {shorten(tensors, 2)}): "
         "pass the backbone that it was made with as --backbone"
     )
 

@@ -39,13 +39,13 @@ CONTAINERS = (
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
 
-POSITIONS = ("pos_embed", "pos_embedding")
+POS_EMBED_KEYS = ("pos_embed", "pos_embedding")
 """How timm and torchvision call the position embeddings of a vision transformer."""
 
 MAX_PREFIX = 16
 """Class and register tokens in front of the patches, at most."""
 
-FIT = 0.7
+MIN_MATCH_FRACTION = 0.7
 """The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
 
 
@@ -135,7 +135,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
             matching.setdefault(key, value)
             continue
         change = f"{key} {list(value.shape)} for {list(shape)}"
-        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POSITIONS else None
+        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POS_EMBED_KEYS else None
         if embeddings is None:
             misshapen.append(change)
         elif key not in matching:
@@ -158,7 +158,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
         )
         if which
     ]
-    if len(fitting) < FIT * max(len(counted), there):
+    if len(fitting) < MIN_MATCH_FRACTION * max(len(counted), there):
         raise ValueError(
             f"{len(fitting)} of {len(tensors)} tensors of {source} fit {name}, which has {len(counted)} "
             f"({'; '.join(troubles)}; it starts with {shorten(tensors, 2)}): "

@@ -33,7 +33,7 @@ class ExportSource:
     """What rebuilds the encoder, as text: every format that can carry it does."""
 
     @classmethod
-    def of(cls, loaded: LoadedEncoder) -> "ExportSource":
+    def from_loaded(cls, loaded: LoadedEncoder) -> "ExportSource":
         """What there is to export of an encoder."""
         if loaded.spec is None:
             raise ValueError(f"{loaded.name} have no network to export: name a run, a file or a model")
@@ -97,11 +97,11 @@ class ExportedFiles(NamedTuple):
     """The file, or the folder, that is loaded."""
     snippet: str
     """Python that loads it: PATH stands for where it ends up, and `features` is what it makes of `images`."""
-    by: tuple[str, ...]
-    """The packages that load it; none where the program cannot be asked to."""
+    checked_with: tuple[str, ...]
+    """The packages that load it for the check; none where the program cannot be run."""
     notes: tuple[str, ...] = ()
-    reads: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
-    """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
+    read_back: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
+    """A function that reads the tensors back for comparison, where the program itself cannot be run."""
 
     def run(self, images: Tensor) -> Tensor:
         """What the snippet makes of images: the code that the user sees is the code that is checked."""

@@ -195,7 +195,7 @@ def write_detectron2(source: ExportSource, path: Path) -> ExportedFiles:
     ]
     if not basic:
         config.append("# The norm after res5: ROI_HEADS.NAME Res5ROIHeadsExtraNorm, of MoCo's detection/train_net.py")
-    return ExportedFiles(path, join_lines(config), (), reads=read_detectron2)
+    return ExportedFiles(path, join_lines(config), (), read_back=read_detectron2)
 
 
 def read_detectron2(path: Path) -> tuple[dict[str, Tensor], str | None]:

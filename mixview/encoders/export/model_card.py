@@ -53,7 +53,7 @@ CITATION = """\
 
 
 def make_card(
-    source: ExportSource, exported: ExportedFiles, format_name: str, place: Path, files: Iterable[str], check: str
+    source: ExportSource, exported: ExportedFiles, format_name: str, target: Path, files: Iterable[str], check: str
 ) -> str:
     """The card as Markdown, with the header that Hugging Face's hub reads."""
     sections = [
@@ -61,7 +61,7 @@ def make_card(
         f"# {inline(source.loaded.name)}",
         introduction(source),
         "## Usage",
-        f"```python\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}\n```",
+        f"```python\n{fill_path(exported.snippet, target)}\n{source.normalize_line()}\n```",
         " ".join([f"Files: {', '.join(files)}.", check, *exported.notes]),
         "## Preprocessing",
         preprocessing(source),
