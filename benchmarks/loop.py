@@ -1,4 +1,4 @@
-"""What mixview's loop takes beyond bare forward, backward and optimizer, and what WBSIM takes beyond SIM.
+"""The time of mixview's loop beyond bare forward, backward and optimizer, and of WBSIM beyond SIM.
 
     python benchmarks/loop.py [--backbones resnet18 small] [--rounds 11] [--parts overhead wbsim]
 

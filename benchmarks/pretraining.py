@@ -58,17 +58,17 @@ PASSES = {
     "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
     "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
-"""How many views BSIM mixes per step, and what passes SIM and BSIM make."""
+"""The number of views that BSIM mixes per step, and the passes of SIM and BSIM."""
 
 
 class Setup(NamedTuple):
-    """What both sides train."""
+    """The training settings of both sides."""
 
     backbone: str
     method: str
     pixels: np.ndarray
     whole: bool
-    """From pixels on, not from ready-made views."""
+    """True to start from pixels, False to start from ready-made views."""
     channels_last: bool
     """Channels last: mixview's default; Lightning's Trainer has no such option."""
 
@@ -98,7 +98,7 @@ class Endless:
 
 
 def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]) -> Engine:
-    """As `mixview.train.build.build` does, around a loader of ours."""
+    """Build the engine like `mixview.train.build.build`, around a loader of ours."""
     batches = EpochSampler(ENDLESS, case.batch)
     fabric = Fabric(accelerator="cpu", devices=1)
     backbone = backbones.build(case.backbone, size=SIZE)

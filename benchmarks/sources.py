@@ -1,4 +1,4 @@
-"""How long 100,000 files in nested folders take to open, and what a worker's memory does over an epoch.
+"""The time to open 100,000 files in nested folders, and a worker's memory over an epoch.
 
     python benchmarks/sources.py --files 100000
 

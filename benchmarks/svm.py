@@ -86,7 +86,7 @@ def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Featu
 
 @torch.inference_mode()
 def extract(encoder: torch.nn.Module, source: Voc, batch_size: int = 32) -> Tensor:
-    """What comes out of layer4 (res5), pooled to 2×2. [N, 4 channels]"""
+    """Features of layer4 (res5), pooled to 2×2. [N, 4 channels]"""
     found: list[Tensor] = []
     hook = encoder.get_submodule("layer4").register_forward_hook(
         lambda module, inputs, output: found.append(F.adaptive_avg_pool2d(output, 2).flatten(1))

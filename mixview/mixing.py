@@ -90,7 +90,7 @@ class Mixture:
     Args:
         partner: [A] int64, the index of the image that is mixed into each anchor.
         lam: [A] floating point, the share of pixels that is really image `own[a]`'s.
-        pixels: how a batch is mixed, a function of all N images that returns the A anchors; by default the linear
+        pixels: a function of all N images that returns the A anchors, which mixes a batch; by default the linear
             blend of Mixup.
         own: [A] int64, the first parent of each anchor; by default image a is that of anchor a.
         images: N; by default as many as there are anchors.
@@ -132,7 +132,7 @@ class Mixture:
         """Index [A] and share [A] of each parent; the shares of an anchor sum to 1.
 
         Args:
-            dtype: of the shares; by default that of `lam`.
+            dtype: the type of the shares; by default that of `lam`.
             rows: the anchors, all by default.
         """
         rows = slice(None) if rows is None else rows
@@ -183,7 +183,7 @@ class Mixture:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the mixed batch is the batch itself (known without looking at any value)."""
+        """True if the mixed batch is the batch itself (known without looking at any value)."""
         return self.pixels is unmixed
 
     def __repr__(self) -> str:
@@ -225,7 +225,7 @@ def check_size(images: Tensor, size: tuple[int, int]) -> None:
 
 
 def inside_boxes(box: Tensor, size: tuple[int, int]) -> Tensor:
-    """Whether each pixel is in the box (top, bottom, left, right) of its image. [N, 4] -> [N, H, W]"""
+    """True where a pixel is in the box (top, bottom, left, right) of its image. [N, 4] -> [N, H, W]"""
     top, bottom, left, right = box.unsqueeze(-1).unbind(1)
     row = torch.arange(size[0], device=box.device)
     column = torch.arange(size[1], device=box.device)
@@ -336,10 +336,10 @@ class Mixer(ABC):
 
         Args:
             images: [N, C, …, H, W]; only its shape, device and dtype are read.
-            generator: where everything random comes from; a list of G mixes the batch in G groups, one from each.
-            mix_groups: with one generator, the number of groups that the batch is mixed in: image i finds its partner
+            generator: the generator of everything random; a list of G mixes the batch in G groups, one from each.
+            mix_groups: the number of groups that the batch is mixed in, with one generator: image i finds its partner
                 within its group, and a lam per batch is one per group.
-            mix_strength: what the partner's share, 1 - lam, is multiplied by: 0 mixes nothing (see `mix_strength_at`).
+            mix_strength: the factor of the partner's share, 1 - lam: 0 mixes nothing (see `mix_strength_at`).
         """
 
 
@@ -514,7 +514,7 @@ class BetaMixer(Mixer):
         return mixture.only((first.unsqueeze(1) + smaller.to(images.device, non_blocking=True)).reshape(-1))
 
     def extra_uniforms(self, images: Tensor) -> int:
-        """How many random numbers `compose` needs per image, beyond two."""
+        """The number of random numbers per image that `compose` needs, beyond two."""
         return 0
 
     @abstractmethod
@@ -653,7 +653,7 @@ class FMix(BetaMixer):
 
 
 def largest(values: Tensor, count: Tensor) -> Tensor:
-    """Which of the float32 values [N, P] are among the `count` [N] largest of their row; equals of the last are, too.
+    """True for the `count` [N] largest of the float32 values [N, P] of each row, and for equals of the last of them.
 
     The last one is found bit by bit, faster than by sorting: floats are in the order of the integers of their bits.
     """
@@ -796,7 +796,7 @@ class RandomChoice(Mixer):
 
 
 def mix_strength_at(progress: float, warmup: tuple[float, float] | None) -> float:
-    """How strong mixtures are when this share of training is done: 0 before `warmup[0]`, 1 from `warmup[1]` on."""
+    """The strength of mixtures when this share of training is done: 0 before `warmup[0]`, 1 from `warmup[1]` on."""
     if warmup is None:
         return 1.0
     start, stop = warmup

@@ -30,8 +30,8 @@ def decoder_for(channels: int, value_range: ValueRange | None = None, *, eight_b
     """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so.
 
     Args:
-        channels: of the encoder.
-        value_range: of images that have more than 8 bits, as `find_range` finds it.
+        channels: the number of channels of the encoder.
+        value_range: the value range of images that have more than 8 bits, as `find_range` finds it.
         eight_bits: round these to 8 bits, to look at.
     """
     return Decoder(
@@ -48,7 +48,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
     Args:
         source: the images.
         setting: auto, LO,HI, percentiles such as p1,p99, or window.
-        quiet: whether not to print it.
+        quiet: True to print nothing.
 
     Example:
         >>> from mixview.data import open_dataset
@@ -99,7 +99,7 @@ class Tolerance:
     hard_max_fraction: float = 0.5
 
     def allows(self, bad: int, total: int) -> bool:
-        """Whether this many bad images out of `total` are still few."""
+        """Return True if this many bad images out of `total` are still few."""
         return bad <= min(max(self.max_count, int(self.max_fraction * total)), int(self.hard_max_fraction * total))
 
 
@@ -139,7 +139,7 @@ class ImageSample:
     pixels: Pixels
     """[H, W, C]"""
     index: int
-    """Which image it is: the requested one, or the one that replaces it."""
+    """The index of the image: the requested one, or the one that replaces it."""
     full_size: tuple[int, int]
     """Height and width of the whole image, of which the pixels may be a smaller copy."""
 
@@ -153,9 +153,9 @@ class ImageDataset:
     image once, and none tries it twice.
 
     Args:
-        source: where the images come from.
-        decoder: how they are decoded.
-        tolerance: how many may be bad before reading stops with the list of them.
+        source: the source of the images.
+        decoder: the decoder of the images.
+        tolerance: the number of images that may be bad before reading stops with the list of them.
 
     Example:
         >>> from mixview.data import open_dataset
@@ -225,7 +225,7 @@ class ImageDataset:
         return {**self.source.skipped, **unreadable}
 
     def _reason(self, index: int) -> str:
-        """Why an image is bad; one that another process met is tried again."""
+        """The reason why an image is bad; one that another process met is tried again."""
         if index not in self._reasons:
             try:
                 self.decode(index)

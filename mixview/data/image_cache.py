@@ -63,7 +63,7 @@ MAX_LENGTH = 1 << 28
 """Bytes of an image; more than that is no record of ours."""
 
 LOCK_SECONDS = 30.0
-"""How long to wait for other processes, which hold the lock for milliseconds."""
+"""Time to wait for other processes, which hold the lock for milliseconds."""
 
 
 def default_size(view_size: int) -> int:
@@ -87,7 +87,7 @@ class ImageCache:
 
     Args:
         path: the file, which is made if it is not there.
-        key: what the images are; a file of other ones is not touched.
+        key: the identity of the images; a file of other ones is not touched.
         count: number of images.
     """
 
@@ -128,7 +128,7 @@ class ImageCache:
 
     @property
     def writable(self) -> bool:
-        """Whether images can still be added."""
+        """True if images can still be added."""
         return bool(self._state[1])
 
     def get(self, index: int) -> bytes | None:
@@ -255,8 +255,8 @@ class ShrunkImages(Source):
 
     Args:
         source: the images.
-        size: what the shorter side is shrunk to.
-        decoder: how they are decoded.
+        size: the length that the shorter side is shrunk to.
+        decoder: the decoder of the images.
         cache: keeps them, by their index in the source that `source` is a part of.
         exact_decoding: shrink what was decoded whole; otherwise at the nearest of the sizes that decoders offer.
     """
@@ -354,9 +354,9 @@ class CacheFolder:
     """The caches in a folder, one per source, of images that are shrunk in one way.
 
     Args:
-        folder: where they are; made if it is not there. None shrinks the images each time.
-        size: what the shorter side is shrunk to.
-        decoder: how images are decoded.
+        folder: the folder of the caches, made if it is not there; None shrinks the images each time.
+        size: the length that the shorter side is shrunk to.
+        decoder: the decoder of the images.
         exact_decoding: shrink what was decoded whole.
     """
 
@@ -405,7 +405,7 @@ class CacheFolder:
         return cache
 
     def _key(self, whole: Source) -> str:
-        """What decides the content of a cache."""
+        """Everything that decides the content of a cache."""
         sample = np.unique(np.linspace(0, len(whole) - 1, SAMPLED).astype(np.int64)).tolist()
         images = [whole.fingerprint(), content_hashes(whole, sample).tolist(), self.decoder.mode]
         how = [FORMAT, self.size, QUALITY, SUBSAMPLING, self.exact_decoding]

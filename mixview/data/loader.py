@@ -57,7 +57,7 @@ class SampleLike(Protocol):
 
     @property
     def index(self) -> int:
-        """Which image it is: the requested one, or one that replaces it."""
+        """The index of the image: the requested one, or one that replaces it."""
 
 
 class Images(Protocol):
@@ -76,7 +76,7 @@ class SeededSample:
     pixels: Pixels
     """[H, W, C]"""
     index: int
-    """Which image it is: the requested one, or one that replaces it."""
+    """The index of the image: the requested one, or one that replaces it."""
     seed: int
     """The seed of its views."""
     full_size: tuple[int, int]
@@ -84,7 +84,7 @@ class SeededSample:
 
 
 Kind = tuple[tuple[int, ...], np.dtype[Any], tuple[int, int]]
-"""What images have in common that become views in one call: shape, type and full size."""
+"""The properties that images have in common that become views in one call: shape, type and full size."""
 
 
 @final
@@ -93,7 +93,7 @@ class SampleReader:
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         exact_decoding: decode large images whole, even where views show them much smaller.
     """
@@ -123,7 +123,7 @@ class ViewDataset(Dataset[Item]):
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         backend: the native kernel, or the plain reference.
         exact_decoding: decode large images whole, even where views show them much smaller.
@@ -203,7 +203,7 @@ class RawBatchDataset(Dataset[RawBatch]):
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         exact_decoding: decode large images whole, even where views show them much smaller.
     """
@@ -246,11 +246,11 @@ def keep_batch(batch: Any) -> Any:
 
 
 class WorkerDied(RuntimeError):
-    """A process that reads images ended: the message says what to do about it."""
+    """A worker of the DataLoader died: the message says what to do about it."""
 
 
 def explain_lost_worker(error: BaseException) -> WorkerDied | None:
-    """What torch says when a worker has died, in one sentence; None for any other error.
+    """torch's error for a worker that died, in one sentence; None for any other error.
 
     torch raises it wherever the main process is at that moment, in the middle of a training step as well, or while a
     checkpoint is written, which then fails in its turn.
@@ -261,8 +261,8 @@ def explain_lost_worker(error: BaseException) -> WorkerDied | None:
     if match is None:
         return None if error.__context__ is None else explain_lost_worker(error.__context__)
     return WorkerDied(
-        f"a process that reads images died ({match[2]}, process {match[1]}): if memory is short, use fewer --workers; "
-        "--workers 0 reads without such processes"
+        f"a DataLoader worker died ({match[2]}, process {match[1]}): if memory is short, use fewer --workers; "
+        "--workers 0 loads data in the main process"
     )
 
 
@@ -304,7 +304,7 @@ class Loader(DataLoader[Any]):
     """torch's loader for whole batches, whose errors are those of the dataset, and which says when a worker died.
 
     Args:
-        dataset: makes a batch of a list of keys, or one item of a key.
+        dataset: a dataset that makes a batch of a list of keys, or one item of a key.
         workers: worker processes; 0 for this process.
         options: further options of torch's loader.
     """
@@ -342,7 +342,7 @@ class EpochSampler(Sampler[list[Key]]):
         seed: seed of the order.
         rank: rank of this process.
         world_size: number of processes.
-        shuffle: whether to shuffle at all.
+        shuffle: False for the images in their own order.
         drop_last: leave out the short last batch; otherwise the parts of it may differ by one image, and only one of
             fewer images than there are processes is left out.
 
@@ -435,10 +435,10 @@ def view_loader(
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
-        sampler: which images when.
+        policy: the augmentation of each view.
+        sampler: the order of the images.
         workers: processes that make views; 0 for the one that trains.
-        pin_memory: so that batches can be copied to a GPU while it computes.
+        pin_memory: page-locked memory, from which batches can be copied to a GPU while it computes.
         prefetch: batches that each worker is ahead.
         backend: the native kernel, or the plain reference: the same views to four decimals.
         device: make the views there instead, of pixels that the workers send: again the same to four decimals.
@@ -480,7 +480,7 @@ class DeviceViewLoader:
 
     Args:
         raw_batches: the loader of raw batches.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         device: the device.
     """
 

@@ -29,7 +29,7 @@ Format = Literal["jpeg", "pixels"]
 
 
 class Packed(NamedTuple):
-    """What became of a source."""
+    """The result of packing a source."""
 
     path: Path
     images: int

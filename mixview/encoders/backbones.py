@@ -37,7 +37,7 @@ BUILTIN = ("small", "small-vit")
 """The networks that are mixview's own."""
 
 CANDIDATE_BACKBONES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
-"""What a file of tensors that does not say its model is tried on."""
+"""The backbones that a file of tensors is tried on if it does not say its model."""
 
 
 class Backbone(NamedTuple):
@@ -49,10 +49,10 @@ class Backbone(NamedTuple):
     feature_dim: int
 
     notes: tuple[str, ...]
-    """What was decided, in sentences for the user."""
+    """The decisions that were made, in sentences for the user."""
 
     spec: Spec
-    """What rebuilds the encoder, without its weights: name, size, channels, stem, feature_dim."""
+    """Everything that rebuilds the encoder but its weights: name, size, channels, stem, feature_dim."""
 
 
 def build(
@@ -254,9 +254,7 @@ def unknown_backbone(name: str) -> ValueError:
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
     where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
     nearest = f"the nearest are {', '.join(near)}" if near else "for example resnet50, vit_small_patch16_224 or small"
-    return ValueError(
-        f"no backbone {name!r} in {where}: {nearest}; your own module goes by import path, package.module:factory"
-    )
+    return ValueError(f"no backbone {name!r} in {where}: {nearest}; pass your own module as package.module:factory")
 
 
 def torchvision_names() -> list[str]:
@@ -282,7 +280,7 @@ def is_timm(name: str) -> bool:
 
 
 def torchvision_options(name: str, size: int) -> dict[str, Any]:
-    """What torchvision's constructor is given besides the name, for images of this size."""
+    """Arguments of torchvision's constructor besides the name, for images of this size."""
     if name.startswith("vit_"):
         return {"image_size": size}
     if name.startswith("maxvit"):
@@ -307,12 +305,12 @@ def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[n
 
 
 def is_timm_resnet(name: str) -> bool:
-    """Whether a timm model is a ResNet, whose stem can be changed."""
+    """Return True if a timm model is a ResNet, whose stem can be changed."""
     return bool(import_optional("timm").models.is_model_in_modules(name, ("resnet", "resnest", "sknet", "res2net")))
 
 
 def timm_options(name: str, size: int, channels: int) -> dict[str, Any]:
-    """What timm's constructor is given besides the name, for such images."""
+    """Arguments of timm's constructor besides the name, for images of this size and this number of channels."""
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
     config = import_optional("timm").get_pretrained_cfg(name)
     fixed = config is not None and config.fixed_input_size and config.input_size[-1] != size
@@ -463,7 +461,7 @@ def download_error(name: str, error: Exception) -> ConnectionError:
 
 
 def custom_module(name: str, *, size: int, channels: int) -> nn.Module:
-    """What `package.module:factory` makes; passed `channels` and `size` if it takes them."""
+    """The module that `package.module:factory` makes; the factory is passed `channels` and `size` if it takes them."""
     factory = import_object(name, "backbone")
     if isinstance(factory, nn.Module):
         return factory

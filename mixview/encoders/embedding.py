@@ -88,7 +88,7 @@ class Embedding(ComputeConfig, EncoderConfig):
     def embed(self, *, patches: bool = False) -> Embedded:
         """Features of all the images, or of their patches, from the cache or made now."""
         if self.data is None:
-            raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
+            raise ValueError("there are no images: pass a folder of them as --data (scenes, to try it out)")
         options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
         source = open_dataset(self.data, self.split, **options)
         loaded = self.load_for(source)
@@ -150,7 +150,7 @@ def embed(encoder: str, **options: Any) -> Path:
 
 
 def describe(embedded: Embedded, data: str) -> dict[str, str]:
-    """What the features are of, for the file's own header."""
+    """A description of the features, for the file's own header."""
     return {
         "encoder": embedded.loaded.name,
         "weights": embedded.loaded.weights_key(),

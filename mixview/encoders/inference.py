@@ -43,7 +43,7 @@ class Encoder:
 
     Args:
         loaded: the encoder, with its input size and normalization.
-        device: where it works.
+        device: the device that the encoder runs on.
 
     Example:
         >>> encoder = load("small", size=32, device="cpu")
@@ -160,7 +160,7 @@ def load(
 
 
 def is_one(images: Picture | Iterable[Picture]) -> bool:
-    """Whether this is a single image, not several."""
+    """Return True if this is a single image, not several."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
     return isinstance(images, str | bytes | os.PathLike | Image.Image)
@@ -171,7 +171,7 @@ def as_tensor(image: Picture, channels: int, value_range: ValueRange | None = No
 
     Args:
         image: any image.
-        channels: of the encoder.
+        channels: the number of channels of the encoder.
         value_range: black and white of files of more than 8 bits.
     """
     mode: Mode = MODES.get(channels, "stored")

@@ -1,4 +1,4 @@
-"""What shaped an encoder: every setting of its run that two runs of one experiment have in common.
+"""The settings that determine an encoder: every setting of its run that two runs of one experiment have in common.
 
     about["settings"] = json.dumps(encoder_settings("runs/first"), sort_keys=True)  # written with the encoder
     read_settings(about)["mixing.alpha"]
@@ -69,7 +69,7 @@ def image_count(path: Path) -> int | None:
 
 
 def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
-    """What an encoder's file says of its run, with the settings that files of earlier versions lack.
+    """The metadata of an encoder's file, with the settings that files of earlier versions lack.
 
     They come from the run's folder, provided that it says the same of the run as far as the file goes.
     """
@@ -92,7 +92,7 @@ def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def read_dict_or_none(path: Path, kind: Any) -> dict[str, Any] | None:
-    """What a file of a run says; None if it cannot be read, or does not fit its schema."""
+    """Read a file of a run; None if it cannot be read, or does not fit its schema."""
     try:
         return read_dict(path, kind)
     except RecordError:

@@ -28,19 +28,19 @@ PREFIXES = (
     *("online.", "online_net.", "online_network.", "online_encoder."),  # mixview and BYOL, in four dialects
     *("base_model.", "trunk.", "_feature_blocks."),  # VISSL
 )
-"""What other programs put before an encoder's own names. Target and key encoders have others, and are never taken."""
+"""Prefixes of other programs to an encoder's own names. Target and key encoders have others, and are never taken."""
 
 CONTAINERS = (
     *("state_dict", "model_state_dict", "online_network_state_dict", "model", "encoder", "backbone"),
     *("classy_state_dict", "base_model", "trunk"),  # VISSL, one in the other
     "teacher",  # DINO
 )
-"""Where in a file the tensors are."""
+"""The keys of a file under which the tensors are."""
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
 
 POS_EMBED_KEYS = ("pos_embed", "pos_embedding")
-"""How timm and torchvision call the position embeddings of a vision transformer."""
+"""The names of timm's and torchvision's position embeddings of a vision transformer."""
 
 MAX_PREFIX = 16
 """Class and register tokens in front of the patches, at most."""

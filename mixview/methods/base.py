@@ -1,4 +1,4 @@
-"""What a method is, what can be set of it, and how one step of it goes backward.
+"""The interface of a method, its options, and the backward pass of one step.
 
     terms = objective.draw(views[0], generator)        # one mixture per term
     loss, targets = backward(method, views, terms)     # one term at a time: WBSIM at BSIM's memory
@@ -45,7 +45,7 @@ class Method(nn.Module, ABC):
     """
 
     independent_terms: ClassVar[bool] = True
-    """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
+    """True if the terms of an objective share no graph, so that each can go backward before the next is computed."""
 
     batch_norm: ClassVar[Literal["sync", "shuffle"]] = "sync"
     """Batch norm on several processes: synchronized in every network of the method (target and predictor too), or on
@@ -55,11 +55,11 @@ class Method(nn.Module, ABC):
     """Views per image; None for any number."""
 
     grad_cache: ClassVar[bool] = False
-    """Whether the loss sees nothing but projections, so that their gradients can be cached (`cached_backward`). Such a
+    """True if the loss sees nothing but projections, so that their gradients can be cached (`cached_backward`). Such a
     method has `loss(project, views, terms)`, where `project` takes the place of `online`."""
 
     unmix_targets: ClassVar[bool] = True
-    """Whether Un-Mix mixes the targets of this method, by the wrapper `UnMix`, or its anchors only."""
+    """True if Un-Mix mixes the targets of this method, by the wrapper `UnMix`, False if only its anchors."""
 
     online: EncoderWithProjector
 
@@ -79,8 +79,8 @@ class Method(nn.Module, ABC):
 
         Args:
             views: augmented views of the same images, [N, C, H, W] each.
-            terms: what to sum, as drawn by an objective for these images.
-            targets: what an earlier call of the same step returned, so that no target is computed twice.
+            terms: the terms to sum, as drawn by an objective for these images.
+            targets: the targets that an earlier call of the same step returned, so that no target is computed twice.
         """
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Method(nn.Module, ABC):
         """After the optimizer's step, and only then: move what follows by itself (EMA, queue).
 
         Args:
-            targets: what `forward` returned, of every micro-batch since the last optimizer step.
+            targets: the targets that `forward` returned, of every micro-batch since the last optimizer step.
             progress: the share of training that is done, 0 to 1. A CUDA graph repeats the kernels of an update and none
                 of its Python: there it is a tensor on the device, to be filled before each replay.
         """
@@ -101,7 +101,7 @@ class Method(nn.Module, ABC):
 
 
 class RunLength(NamedTuple):
-    """How long a run is, in what steps, and of what images: what a method's options may depend on.
+    """The length of a run, the size of its steps and its images: what a method's options may depend on.
 
     Example:
         >>> RunLength(images=1000, steps=200, batch_size=100).epoch_steps
@@ -163,7 +163,7 @@ class MethodConfig(ABC):
     optimizer: ClassVar[str] = "sgd"
     """Published optimizer: sgd, lars or adamw."""
     zero_init_residual: ClassVar[bool | None] = False
-    """Whether residual blocks start as shortcuts, as published; None: in backbones that have such blocks."""
+    """True if residual blocks start as shortcuts, as published; None: in backbones that have such blocks."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -217,7 +217,7 @@ def backward(
     Args:
         method: a `Method`, or one in wrappers (DistributedDataParallel, Fabric, torch.compile): gradients are then
             synchronized in the last group only.
-        call: what goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
+        call: the function that goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
         no_sync: the context in which gradients are not synchronized. Not needed for DistributedDataParallel; with
             Fabric pass `lambda: fabric.no_backward_sync(method)`.
         sync: False for all micro-batches of a step but the last.

@@ -85,7 +85,7 @@ def cross_entropy(scores: Tensor, targets: Tensor, mixture: Mixture | None, temp
     Args:
         scores: [A, K] outputs of the student.
         targets: [N, K] probabilities from the teacher; each row has the same sum.
-        mixture: what the student saw; None for local crops, which are of image i alone.
+        mixture: the mixture that the student saw; None for local crops, which are of image i alone.
         temperature: the student's tau_s.
     """
     with torch.autocast(scores.device.type, enabled=False):
@@ -113,8 +113,8 @@ class DINO(Method):
         temperature: tau_s, the student's.
         teacher_temperature: tau_t at the start, and after the warm-up.
         warmup_steps: optimizer steps in which the teacher's temperature rises linearly.
-        center_momentum: of the moving mean of the teacher's outputs.
-        momentum: of the teacher at the start; it goes to 1 by a cosine over training.
+        center_momentum: the momentum of the moving mean of the teacher's outputs.
+        momentum: the momentum of the teacher at the start; it goes to 1 by a cosine over training.
         freeze_steps: optimizer steps at the start in which the last layer does not learn; published: one epoch.
 
     Example:

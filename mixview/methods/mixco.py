@@ -34,7 +34,7 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
     """MoCo v2 with MixCo's loss. `options` are `moco_v2`'s.
 
     Args:
-        mix_temperature: of the term of the mixtures; published are 1 for ImageNet and 0.05 for small images.
+        mix_temperature: the temperature of the mixtures' term; published are 1 for ImageNet and 0.05 for small images.
 
     Example:
         >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))

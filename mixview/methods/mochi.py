@@ -71,7 +71,7 @@ class HardNegatives:
         return torch.nn.functional.normalize(torch.cat([between, towards], dim=1), dim=2)
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Which of the hardest are mixed, and how: two and a share for the pairs, one and a share with the query."""
+        """Draw which of the hardest are mixed, and how: two and a share for pairs, one and a share with the query."""
         first = torch.randint(self.hardest, (count, self.pairs), generator=generator)
         other = torch.randint(1, self.hardest, (count, self.pairs), generator=generator)  # never itself
         a = torch.rand(count, self.pairs, generator=generator, dtype=torch.float64)

@@ -52,8 +52,8 @@ class MoCo(Method):
         projector: features -> queries and keys of width `dim`.
         dim: the width of queries and keys.
         temperature: tau.
-        momentum: of the key encoder.
-        queue_size: how many earlier keys are negatives.
+        momentum: the momentum of the key encoder.
+        queue_size: the number of earlier keys that are negatives.
         other_parent: count a mixture's other parent among the negatives of each term.
         shuffle: shuffling BN: keys are batch-normalized among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
@@ -186,7 +186,7 @@ def moco_v2(
 
 @dataclass(frozen=True, kw_only=True)
 class MoCoConfig(MethodConfig):
-    """What MoCo and the methods that build on it have in common."""
+    """The options that MoCo and the methods that build on it have in common."""
 
     module: ClassVar[type[Method]] = MoCo
     augment: ClassVar[str] = "mocov2"

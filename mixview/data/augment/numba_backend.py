@@ -65,7 +65,7 @@ def float_kernels() -> Kernels | None:
 
 
 def compile_kernels(name: str) -> Any:
-    """What a function of `numba_kernels` compiles, or None where nothing can be compiled."""
+    """Compile a function of `numba_kernels`; None where nothing can be compiled."""
     try:
         import numba
         from numba.core import event
@@ -107,7 +107,7 @@ def compile_kernels(name: str) -> Any:
 
 
 def writable_folder() -> Path | None:
-    """Where compiled code is kept: mixview's cache, or where homes cannot be written to a temporary folder."""
+    """The folder of compiled code: mixview's cache, or a temporary folder where homes cannot be written to."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     for folder in (cache_folder("numba"), Path(tempfile.gettempdir()) / f"mixview-numba-{user}"):
         with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def writable_folder() -> Path | None:
 
 
 def others_can_write(folder: Path) -> str | None:
-    """How somebody else could put a file into a folder, which is as good as code: Numba's index is a pickle.
+    """The way somebody else could put a file into a folder, which is as good as code: Numba's index is a pickle.
 
     None if nobody can but this user and the system's administrator.
     """
@@ -308,7 +308,7 @@ def sample_scaled(
 
 
 def decode_factor(policy: Policy) -> Callable[[int, int, int], int] | None:
-    """From an image's seed, height and width the largest factor by which it may be decoded smaller.
+    """A function of an image's seed, height and width: the largest factor by which it may be decoded smaller.
 
     No view has to be enlarged for it. None where views are made by functions of the user's own, which see whole images.
     """
@@ -337,7 +337,7 @@ def limit_table(augmentations: tuple[Augmentation, ...]) -> npt.NDArray[np.float
 
 @lru_cache(maxsize=1)
 def same_numbers() -> bool:
-    """Whether this torch's generator is the one that the kernel knows."""
+    """Return True if this torch's generator is the one that the kernel knows."""
     native = kernels()
     if native is None:
         return False

@@ -76,8 +76,8 @@ class Coco(ImageFiles):
     Args:
         root: the folder that holds `annotations`.
         split: train2017, val2017 …, or train or val of the only year there is; by default train.
-        absent: whether to raise or to skip images that the annotations name and that are not there.
-        masks: whether `objects` draws masks; this needs pycocotools.
+        absent: the treatment of images that the annotations name and that are not there: raise, or skip them.
+        masks: True if `objects` draws masks; this needs pycocotools.
     """
 
     kind = "coco"
@@ -200,7 +200,7 @@ def find_annotations(root: Path, split: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; False for a name that no file can have."""
+    """Return True if a file is there; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ def pack_segmentation(annotation: Annotation, height: int, width: int, path: Pat
 
 
 def describe(annotation: Annotation) -> str:
-    """Which annotation it is, for errors."""
+    """The annotation, for errors."""
     return f"annotation {annotation.id} of image {annotation.image_id}"
 
 

@@ -1,4 +1,4 @@
-"""Which images a run was trained on, so that an evaluation can tell whether it tests on the same ones.
+"""The identity of the images a run was trained on, so that an evaluation can tell if it tests on the same ones.
 
 An image is known by a hash of its content: the bytes of its file, or its pixels. The name, the folder and the split
 that it is in do not matter; another encoding of the same picture is another image.

@@ -266,7 +266,7 @@ def drop_unlabeled(source: Source) -> tuple[Source, int]:
     if labels is None or (labels >= 0).all():
         return source, 0
     if not (labels >= 0).any():
-        raise SourceError(f"none of the {len(source)} images has a label: give labeled images")
+        raise SourceError(f"none of the {len(source)} images has a label: pass labeled images")
     return Subset(source, np.flatnonzero(labels >= 0)), int((labels < 0).sum())
 
 

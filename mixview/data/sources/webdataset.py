@@ -48,7 +48,7 @@ OPEN_SHARDS = 4
 INDEX_FORMAT = 1
 
 MAX_SHARDS = 1_000_000
-"""What a pattern may name."""
+"""The most shards that a pattern may name."""
 MAX_BRACES = 8
 BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", re.ASCII)
 
@@ -56,7 +56,7 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", re.ASCI
 @final
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the images of one shard are."""
+    """The positions of the images in one shard."""
 
     names: PackedStrings
     """The members that are images."""
@@ -133,7 +133,7 @@ class WebDataset(Source):
         return f"WebDataset({without_secrets(self.shards[0])!r}, {len(self.shards)} shards, {len(self)} images)"
 
     def shard(self, index: int) -> int:
-        """Which shard an image is in: to shuffle shards, and images within them, is to stream and shuffle at once."""
+        """The shard of an image: to shuffle shards, and images within them, is to stream and shuffle at once."""
         return int(np.searchsorted(self._ends, index, side="right"))
 
     def name(self, index: int) -> str:
@@ -277,7 +277,7 @@ def split_key(name: str) -> tuple[str, str]:
 
 
 def is_url(shard: str) -> bool:
-    """Whether a shard is on a server."""
+    """Return True if a shard is on a server."""
     return "://" in shard
 
 
@@ -325,7 +325,7 @@ def find_shards(spec: str) -> list[str]:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """As a shell does: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
+    """Expand braces like a shell: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
     match = BRACES.search(pattern)
     if match is None:
         yield pattern

@@ -1,4 +1,4 @@
-"""How the embedded scenes are drawn: numbers from a hash, textures, colors, light and layers, many images at once.
+"""Drawing of the built-in scenes: numbers from a hash, textures, colors, light and layers, many images at once.
 
 An image is a function of (seed, split, index) alone, bit for bit, on every machine: its numbers come from a 64-bit
 integer hash, and its pixels from float32 +, -, ×, ÷, √ and comparisons, which IEEE 754 rounds the same way everywhere.
@@ -235,7 +235,7 @@ TEXTURES = (*GROUNDS, *(SURFACES[name] for name in SHAPES))
 
 
 class Frame(NamedTuple):
-    """Where something lies: pixel (x, y) of image n is `matrix[n] @ (x - center)` in its own coordinates."""
+    """The position of something: pixel (x, y) of image n is `matrix[n] @ (x - center)` in its own coordinates."""
 
     center: Floats
     """[n, 2]"""
@@ -275,7 +275,7 @@ def color(hue: Floats, chroma: Floats, lightness: Floats) -> Floats:
 
 
 class Look(NamedTuple):
-    """What a surface looks like: a texture in two colors."""
+    """The look of a surface: a texture in two colors."""
 
     texture: Ints
     first: Floats
@@ -322,16 +322,16 @@ def look(
 
 
 class Light(NamedTuple):
-    """One light an image: where it comes from, and what it does. All [n]."""
+    """One light per image: where it comes from, and what it does. All [n]."""
 
     x: Floats
     y: Floats
     relief: Floats
-    """How much an edge that faces it lights up, and one that turns away darkens."""
+    """The amount by which an edge that faces it lights up, and one that turns away darkens."""
     shadow: Floats
-    """How far a shadow falls, in image units."""
+    """The length of a shadow, in image units."""
     depth: Floats
-    """How dark a shadow is."""
+    """The darkness of a shadow."""
 
     def pick(self, rows: Ints) -> "Light":
         return Light(*(values[rows] for values in self))
@@ -470,7 +470,7 @@ def blur(canvas: Floats, amount: Floats) -> Floats:
 
 
 class Staging(NamedTuple):
-    """How much of a scene is object, and how much goes on around it."""
+    """The amount of object in a scene, and of what goes on around it."""
 
     grounds: int
     """The background's texture is one of this many first `GROUNDS`,"""
@@ -483,13 +483,13 @@ class Staging(NamedTuple):
     scale: tuple[float, float]
     """Scale of an object, which covers a quarter of scale² of the image."""
     shift: float
-    """How far from its place an object may be, either way."""
+    """The largest shift of an object from its place, either way."""
     tilt: float
-    """How far an object may be turned to either side, in turns,"""
+    """The largest turn of an object to either side, in turns,"""
     pattern_tilt: float | None
     """and the pattern on it; None if it turns with the object."""
     tone: tuple[float, float]
-    """How much lighter or darker than the background an object is,"""
+    """The range of how much lighter or darker than the background an object is,"""
     pattern_contrast: float
     """and at most by how much the two colors of its pattern are lighter and darker than that."""
     period: tuple[float, float]

@@ -29,11 +29,11 @@ from mixview.options import ROOM
 FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
 
 TOLERANCE = 1e-4
-"""How far features may differ, as a share of the largest one (at least of 1)."""
+"""The largest difference of features, as a share of the largest one (at least of 1)."""
 
 
 class Format(NamedTuple):
-    """How an encoder is written for one program."""
+    """The way an encoder is written for one program."""
 
     write: Callable[[ExportSource, Path], ExportedFiles]
     suffixes: tuple[str, ...]
@@ -43,7 +43,7 @@ class Format(NamedTuple):
     stem: str = "model"
     """The name of its file in a folder."""
     folder: bool = False
-    """Whether it is a folder by nature."""
+    """True if it is a folder by nature."""
 
 
 FORMATS: dict[str, Format] = {
@@ -58,7 +58,7 @@ FORMATS: dict[str, Format] = {
 
 
 COMPANION_FILES = frozenset({"config.json", "preprocessor_config.json"})
-"""What some formats write beside the weights."""
+"""Files that some formats write beside the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

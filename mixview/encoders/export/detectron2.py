@@ -41,7 +41,7 @@ NOTES: dict[str, str] = {
     "pixel_std": "58.395, 57.120, 57.375",
     "stride_in_1x1": "False",
 }
-"""What the file says beside the arrays: for 8-bit pixels, in the order of `input_format`."""
+"""The entries of the file beside the arrays: for 8-bit pixels, in the order of `input_format`."""
 
 # One rule for each direction, in the order in which they apply. A number n of `layer` is res n + 1.
 BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(?:(conv|bn)([1-3])|downsample\.([01]))\.(\w+)")
@@ -105,7 +105,7 @@ def torchvision_name(name: str) -> str:
         return f"bn1.{name.removeprefix('stem.conv1.norm.')}"
     match = OWN_BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
+        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: pass the file of a trunk, not of a detector")
     res, block, number, shortcut, norm, what = match.groups()
     start = f"layer{int(res) - 1}.{block}"
     if shortcut is not None:
@@ -120,7 +120,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
     the res5 of a C4 detector).
 
     Args:
-        path: ends in .pkl, by which Detectron2 knows the format.
+        path: the file, whose name ends in .pkl, by which Detectron2 knows the format.
         state: tensors of a torchvision ResNet.
         notes: more to say beside the arrays, such as method and epoch.
 

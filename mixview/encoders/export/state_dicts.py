@@ -106,7 +106,7 @@ def write_timm(source: ExportSource, path: Path) -> ExportedFiles:
 
 
 def timm_config(source: ExportSource, name: str) -> dict[str, Any]:
-    """What timm writes beside its own weights: the network, and how images are prepared."""
+    """The config that timm writes beside its own weights: the network, and how images are prepared."""
     options = timm_options(name, int(source.spec["size"]), int(source.spec["channels"]))
     normalize, side = normalize_of(source), int(source.spec["size"])
     first = first_convolution(source.loaded.encoder)
