@@ -1,4 +1,4 @@
-"""`mixview pretrain --cache`, from the second epoch on, beside the same run with images in memory and without a cache.
+"""`mixview pretrain --cache`, from the second epoch on, against the same run with images in memory and without a cache.
 
     python benchmarks/cached_pretraining.py [--photos FOLDER] [--images 16] [--rounds 5] [--seconds 5]
 

@@ -80,7 +80,7 @@ def measure(encoder: Path, name: str, seed: int, options: argparse.Namespace) ->
 
 
 def cpu_seconds(run: Path) -> float:
-    """Processor time of a run's steps."""
+    """CPU time of a run's steps."""
     return float(json.loads((run / "status.json").read_text())["cpu_seconds"])
 
 

@@ -3,13 +3,13 @@
     python benchmarks/memory.py [--methods mocov2 dino] [--backbone resnet50] [--batch_size 16] [--size 224]
     python benchmarks/memory.py --recipes
 
-Passes of a batch with a gradient + without, and what they cost in forward passes (a backward counts as two) relative to
+Encoder passes (grad / no grad) of a batch, and their cost in forward passes (a backward counts as two) relative to
 SIM. Peak of the activations that autograd saves, relative to SIM; of WBSIM also relative to BSIM, and "joint": as if
 both terms went backward together, as in the paper's code. Its cost table has 5.5 / 5.5 / 8.2 GB for MoCo, MoCo-BSIM and
 MoCo-WBSIM, a ratio of 1.49. Fails if WBSIM takes more than 1.05 times BSIM's peak where the terms share no graph.
 
 Counted by hooks in a step of the method around a stand-in for the encoder, which saves as much as the encoder does.
-With --recipes: the memory per device that each published recipe is estimated to need, beside what its hardware has.
+With --recipes: the memory per device that each published recipe is estimated to need, next to its hardware.
 """
 
 import argparse

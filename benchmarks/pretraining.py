@@ -1,4 +1,4 @@
-"""Images per second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
+"""Images per second of mixview's training loop against a lightly + Lightning Trainer script, and of BSIM against SIM.
 
     python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
 
@@ -240,7 +240,7 @@ def main() -> None:
                 report(f"{method}, {backbone}", turns)
     if "bsim" in options.parts:
         print()
-        print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
+        print(line("BSIM against SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
         for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
             case = Setup(backbone, method, pixels, False, not options.contiguous)
             turns = compare_objectives(case, options.steps)

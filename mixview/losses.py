@@ -30,7 +30,7 @@ def nt_xent(
         plain_z: [N, D] projections of the unmixed other view, the targets.
         mixture: A mixtures of these N images.
         temperature: tau.
-        rows: the anchors to average over, all by default; with features gathered from many processes, one's own.
+        rows: the anchors to average over, all by default; with features gathered from many processes, this process's.
 
     Example:
         >>> from mixview import CutMix
@@ -75,7 +75,7 @@ def info_nce(
         mixture: A mixtures of these N images.
         temperature: tau.
         other_parent: count the other parent's key, too, among the negatives of each term.
-        extra: [A, S] cosines of each query with negatives of its own, beside the queue.
+        extra: [A, S] cosines of each query with negatives of its own, besides the queue.
 
     Example:
         >>> from mixview import CutMix

@@ -191,7 +191,7 @@ class Mixture:
 
 
 def unmixed(images: Tensor) -> Tensor:
-    """The pixels of `Identity`: the same tensor, so that whoever encodes a tensor once a step encodes it once."""
+    """The pixels of `Identity`: the same tensor, so that an encoder memoized per tensor runs once."""
     return images
 
 
@@ -291,7 +291,7 @@ class Select:
     """The pixels of FMix and PatchMix: each pixel from one of the parents.
 
     Args:
-        others: [N] int64 each, the parents of image i beside itself.
+        others: [N] int64 each, the parents of image i besides itself.
         chosen: [N, H, W], what each pixel is from: 0 for image i itself, 1 for the first of the others, and so on.
     """
 
@@ -672,7 +672,7 @@ class PatchMix(BetaMixer):
     """A grid of cells, each taken at random from one of `parents` images (Shen et al., 2023).
 
     Of two images, image i has `lam` of the cells. Of more, all have the same chance at each cell, whatever `alpha` is,
-    and the parents beside image i are the next ones in the batch, or in a random order of it.
+    and the parents besides image i are the next ones in the batch, or in a random order of it.
 
     Args:
         grid: cells per side.
@@ -873,5 +873,5 @@ def check_batch(images: Tensor) -> None:
 
 
 def lam_dtype(images: Tensor) -> torch.dtype:
-    """lam is float32 whatever the images are, so that it stays the true share of pixels; float64 beside float64."""
+    """lam is float32 whatever the images are, so that it stays the true share of pixels; float64 with float64."""
     return torch.float64 if images.dtype == torch.float64 else torch.float32

@@ -52,7 +52,7 @@ SUBSAMPLING = "420"
 larger and a third slower to decode, and most photographs do not have it to begin with."""
 
 SAMPLED = 32
-"""Images whose content is part of the key, beside the names and sizes of all."""
+"""Images whose content is part of the key, besides the names and sizes of all."""
 
 HEADER = struct.Struct("<24s40s")
 MAGIC = b"mixview image cache\n"

@@ -1,4 +1,4 @@
-"""Encoders by name: torchvision's, timm's, a small ResNet and ViT for CPUs, or one's own; and their first weights.
+"""Encoders by name: torchvision's, timm's, a small ResNet and ViT for CPUs, or your own; and their first weights.
 
     backbone = build("resnet50", size=32)          # CIFAR stem, because the images are small; backbone.notes says so
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]

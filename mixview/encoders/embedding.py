@@ -3,7 +3,7 @@
     mixview embed runs/first --data photos/ --out features.parquet
 
 A Parquet file has a row per image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`.
-A .npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
+A .npy file has the features alone, [N, D], and a .csv next to it the rest, in the same order. The features come from
 mixview's cache (`mixview.encoders.features`), which is made by several processes and resumed after a kill.
 
 With `--patches` an image has a feature for each patch of a grid: in Parquet `grid` is its height and width and
@@ -104,7 +104,7 @@ class Embed(Embedding):
     """Write the features of images to a file."""
 
     out: Annotated[str, ROOM] = "features.parquet"
-    """The file to write: .parquet, or .npy with a .csv of paths beside it."""
+    """The file to write: .parquet, or .npy with a .csv of paths next to it."""
     patches: bool = False
     """Write a feature for each patch: a ResNet stage's maps (of avgpool the last ones), or a ViT's patch tokens."""
 

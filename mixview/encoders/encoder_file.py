@@ -83,7 +83,7 @@ def load_encoder(
     Args:
         path: the file, or the run folder that holds it.
         module: load into this one rather than rebuild it; it must be what was exported.
-        trust_remote_code: import and call the factory of one's own backbone that the file names. That runs its code.
+        trust_remote_code: import and call the factory of a custom backbone that the file names. That runs its code.
 
     Example:
         >>> from mixview.encoders import build
@@ -160,7 +160,7 @@ def rebuild(
     Args:
         file: the file that the spec is from.
         spec: the specification that rebuilds the module.
-        trust_remote_code: call the factory of a backbone of one's own.
+        trust_remote_code: call the factory of a custom backbone.
         tensors: the tensors of the file, to check that they are about as large as the module before that is made.
     """
     name = str(spec["name"])
@@ -194,7 +194,7 @@ def check_size(
         make: a function that makes the module.
         tensors: the tensors of the file.
     """
-    if ":" in name:  # one's own, whose code runs once at most
+    if ":" in name:  # a custom backbone, whose code runs once at most
         return
     try:
         with parameters_without_memory():

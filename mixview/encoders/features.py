@@ -61,7 +61,7 @@ START_METHOD = "spawn"
 """The start method of processes: a forked one could not use CUDA."""
 
 SAMPLE = 32
-"""Images whose content is part of the key, beside the names and sizes of all."""
+"""Images whose content is part of the key, besides the names and sizes of all."""
 
 
 class Pool(NamedTuple):
@@ -339,7 +339,7 @@ def plan_inference(module: nn.Module, loaded: LoadedEncoder, device: torch.devic
     """Channels last, unless the network cannot take it; on a CPU as many images as the heap has room for.
 
     glibc takes larger pieces of memory than `HEAP` from the system and gives them back each time, which then clears
-    every page of them anew: of a ResNet-18 on batches of 64 that is a quarter of the time.
+    every page of them again: for a ResNet-18 on batches of 64 that is a quarter of the time.
     """
     largest = 1
 
@@ -371,7 +371,7 @@ def plan_inference(module: nn.Module, loaded: LoadedEncoder, device: torch.devic
 
 @final
 class BlockWriter:
-    """Writes features where they belong, and now and then, when they are on the disk, that they are there.
+    """Writes features to the arrays and, from time to time, marks the blocks that are on the disk as done.
 
     Args:
         folder: the folder of the arrays.
@@ -513,7 +513,7 @@ def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stage
 
 
 def prepare(folder: Path, count: int, widths: Mapping[Stage | PatchStage, int]) -> None:
-    """Make the empty arrays, all at once: beside, then renamed, so that the folder appears atomically."""
+    """Make the empty arrays, all at once: next to the folder, then renamed, so that the folder appears atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent))
     try:

@@ -139,7 +139,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
 
 
 def header_of_torch_file(path: Path) -> str | None:
-    """The header that `mixview export` left beside the tensors, where state dicts keep what is not a tensor."""
+    """The header that `mixview export` left with the tensors, where state dicts keep what is not a tensor."""
     content = read_torch(path)
     entry = getattr(content, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None

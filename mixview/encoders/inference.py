@@ -133,7 +133,7 @@ def load(
     """An encoder with its preprocessing, ready to be called with images.
 
     Args:
-        encoder: the folder of a run, a file of weights (mixview's or anybody's), or a model by name.
+        encoder: the folder of a run, a file of weights (mixview's or another program's), or a model by name.
         backbone: the model of a file that does not say it; by default the usual ResNet that fits.
         weights: weights for a model by name: imagenet, or a file.
         size: input size in pixels; by default the one it was trained with.

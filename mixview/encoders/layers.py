@@ -60,7 +60,7 @@ def learning_rate_scales(encoder: nn.Module, decay: float) -> dict[str, float]:
 
 
 def freeze(encoder: nn.Module, name: str, stages: int) -> str:
-    """Keep the first layer and so many stages of an encoder as they are, statistics of batch norm too; returns a note.
+    """Freeze the first layer and this many stages of an encoder, statistics of batch norm too; returns a note.
 
     Args:
         encoder: changed in place; copies of it are frozen alike.

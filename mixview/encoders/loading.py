@@ -1,4 +1,4 @@
-"""Load an encoder from one string: a run, a model by name, anybody's weights, random initialization, or raw pixels.
+"""Load an encoder from one string: a run, a model by name, weights, random initialization, or raw pixels.
 
     loaded = load("runs/first", natural_size=32)                  # a run's folder, or its encoder.safetensors
     loaded = load("resnet50", natural_size=224, weights="imagenet")
@@ -257,7 +257,7 @@ def describe_normalize(normalize: Normalize) -> dict[str, str]:
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> LoadedEncoder:
-    """Load anybody's weights into the named backbone or, among the usual ResNets, the one that fits."""
+    """Load another program's weights into the named backbone or, among the usual ResNets, the one that fits."""
     tensors = read_tensors(file)
     stem: backbones.Stem = "standard"
     notes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@
     mixview neighbors runs/first --data photos/ --write_list clean.txt --drop duplicates,outliers
     mixview neighbors runs/first --data photos/ --write_list some.txt --diverse 1000
 
-Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
+Writes a contact sheet, and a .csv of the same name next to it. Features are compared by cosine after the mean of the
 images was taken off, since what all images share says nothing of any. A list is one that `--data` takes: a line for
 each image that is kept, its path and, where there is one, its label.
 """
@@ -79,7 +79,7 @@ class FindNeighbors(Embedding):
     search: SearchMethod = "auto"
     """Search: exact compares every pair; graph (usearch) is for very many images and may miss a few; auto decides."""
     out: Annotated[str, ROOM] = "neighbors.png"
-    """Contact sheet to write, with the list beside it as .csv."""
+    """Contact sheet to write, with the list next to it as .csv."""
     write_list: Annotated[str, ROOM] | None = None
     """List of the images to keep, a .txt file that --data accepts. It needs --drop, --diverse or both."""
     drop: str | None = None

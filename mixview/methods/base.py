@@ -3,7 +3,7 @@
     terms = objective.draw(views[0], generator)        # one mixture per term
     loss, targets = backward(method, views, terms)     # one term at a time: WBSIM at BSIM's memory
     optimizer.step()
-    method.update(targets, progress=step / steps)      # EMA and queue change here and nowhere else
+    method.update(targets, progress=step / steps)      # EMA and queue change only here
 
 A method is one file with two classes: a `Method`, which is the network, and a `MethodConfig`, whose fields are the
 method's options and whose class variables are its published settings. Nothing else in mixview knows it by name.

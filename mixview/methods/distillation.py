@@ -179,7 +179,7 @@ class Distillation(Method):
     def set_extra_state(self, state: Tensor) -> None:
         if not torch.allclose(state.cpu(), self.fingerprint(), rtol=1e-6, atol=1e-6):
             raise ValueError(
-                "the teacher is not the one that this checkpoint was trained with: put its file back, or start anew"
+                "the teacher is not the one that this checkpoint was trained with: put its file back, or start again"
             )
 
 

@@ -35,7 +35,7 @@ def cached_backward(
 
     Means what `mixview.methods.backward` means. The gradient is the full batch's exactly where an image's projection
     does not depend on its batch. Batch norm makes it depend: the gradient is then that of batch norm in groups of
-    `micro_batch`, as on so many devices (`mixview.nn.split_batch_norm`). Random layers draw the same in both passes,
+    `micro_batch`, as on that many devices (`mixview.nn.split_batch_norm`). Random layers draw the same in both passes,
     and the running statistics move in the second pass only: once for every micro-batch of every view and mixture.
 
     On many processes every one calls this with a batch of one size. The network is called without its

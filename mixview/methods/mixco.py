@@ -4,7 +4,7 @@
     objective = wbsim(1.0, 1.0, Mixup(lam_per="image", partner="permutation"))     # MoCo's loss + beta times MixCo's
 
 Its loss differs from Eq. 3 in two things: the other keys of the batch, both parents among them, stand in the
-denominator beside the queue, as in i-Mix; and mixtures have a temperature of their own.
+denominator besides the queue, as in i-Mix; and mixtures have a temperature of their own.
 """
 
 from dataclasses import dataclass

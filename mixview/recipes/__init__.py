@@ -72,7 +72,7 @@ def names(*, detection: bool = False) -> list[str]:
 
 
 def read(name: str) -> Recipe:
-    """The recipe of a name, or of a YAML file of one's own.
+    """The recipe of a name, or of your own YAML file.
 
     Example:
         >>> read("small/demo").name

@@ -291,7 +291,7 @@ def resize_rows(planes, image, top, low, width, height, first, until, starts, co
                     mix_columns(planes[c, at : at + size], line, c, channels, starts[1], count_x, across)
 
 
-# Operations on bands: contiguous slices, one a channel.
+# Operations on bands: contiguous slices, one per channel.
 
 
 @inner

@@ -68,7 +68,7 @@ class Instances(msgspec.Struct):
 
 @final
 class Coco(ImageFiles):
-    """COCO, its annotations held in arrays: `annotations/instances_train2017.json` beside `train2017/`.
+    """COCO, its annotations held in arrays: `annotations/instances_train2017.json` next to `train2017/`.
 
     Categories are numbered 0, 1, 2 … in the order of their ids, which have gaps; `category_ids` are those ids, and
     `image_ids` those of the images, to write results in COCO's format.
@@ -93,7 +93,7 @@ class Coco(ImageFiles):
         path = find_annotations(root, split or "train")
         folder = root / path.stem.removeprefix("instances_")
         if not folder.is_dir():
-            raise SourceError(f"{path} is there and its images, the folder {folder}, are not: download them beside it")
+            raise SourceError(f"{path} is there and its images, the folder {folder}, are not: download them next to it")
         content = read_instances(path)
         images = content.images
         # One listing of the folder rather than a hundred thousand questions to the disk.

@@ -218,7 +218,7 @@ def find_images(root: Path | str) -> FoundImages:
     """All images under a folder, and what was left out.
 
     Links are followed, but never into a folder that is being walked already, so that a loop of links ends. Hidden files
-    and folders are not images (`._photo.jpg` is what macOS leaves beside one), and neither are the pictures in the
+    and folders are not images (`._photo.jpg` is what macOS leaves next to one), and neither are the pictures in the
     folder of a run.
     """
     if isinstance(root, str):
@@ -397,7 +397,7 @@ def looks_like_classes(root: Path | str) -> bool:
 
 
 def kaggle_solution(root: Path) -> dict[str, str] | None:
-    """ImageNet's validation labels as Kaggle ships them: file stem -> synset, from beside ILSVRC/Data/CLS-LOC/val."""
+    """ImageNet's validation labels as Kaggle ships them: file stem -> synset, from next to ILSVRC/Data/CLS-LOC/val."""
     for folder in (root, *list(root.parents)[:4]):
         path = folder / "LOC_val_solution.csv"
         if root.name == "val" and path.is_file():

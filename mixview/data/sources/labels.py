@@ -1,4 +1,4 @@
-"""Labels from a file beside the images: a CSV of paths and labels, for a folder that has none of its own.
+"""Labels from a file next to the images: a CSV of paths and labels, for a folder that has none of its own.
 
     source = open_dataset("photos/", labels="labels.csv")
 

@@ -251,7 +251,7 @@ def data_folder() -> Path | None:
 
 
 def locate_named(name: str) -> Path | None:
-    """The path of the dataset of this name, None if it is nowhere."""
+    """The path of the dataset of this name, None if there is none."""
     base = data_folder()
     for place in NAMES[name][1]:
         if place.startswith("/"):

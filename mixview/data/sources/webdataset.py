@@ -344,7 +344,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def locate(path: Path) -> Path | None:
-    """This path, if it is a folder of tar files and nothing that is an image lies beside them."""
+    """This path, if it is a folder of tar files and no images are next to them."""
     if not path.is_dir() or not any(path.glob("*.tar")):
         return None
     entries = itertools.islice(path.iterdir(), 10_000)

@@ -2,7 +2,7 @@
 
     write([Scenes(5000, split="train"), Scenes(1000, split="test")], Path("scenes"), "voc")
 
-A folder is written beside its place and moved there at the end, so a run that broke leaves a folder whose name ends in
+A folder is written next to its place and moved there at the end, so a run that broke leaves a folder whose name ends in
 `.part` and never half a dataset.
 """
 

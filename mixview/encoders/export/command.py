@@ -58,7 +58,7 @@ FORMATS: dict[str, Format] = {
 
 
 COMPANION_FILES = frozenset({"config.json", "preprocessor_config.json"})
-"""Files that some formats write beside the weights."""
+"""Files that some formats write next to the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Export(EncoderConfig):
     """Program that will read it: torchvision, timm, safetensors (mixview itself), onnx, torch-export, detectron2 or
     huggingface."""
     out: Annotated[str, ROOM] = "exported"
-    """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
+    """A folder, made if need be, or the name of the file; the model card goes into it, or next to it."""
 
     def run(self) -> Path:
         """Write, check, put in place, and print how it is loaded. Returns the file or the folder."""
@@ -90,7 +90,7 @@ class Export(EncoderConfig):
             exported = file_format.write(source, Path(temporary) / name)
             difference = check(source, exported)
             target = out if is_file else folder if file_format.folder else folder / name
-            # What stands beside a file would be anybody's.
+            # Other files next to a single file are not ours.
             names = [name] if is_file else sorted(path.name for path in Path(temporary).iterdir())
             sentence = check_sentence(exported, difference)
             card = make_card(source, exported, self.format, target, names, sentence)

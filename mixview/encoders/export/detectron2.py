@@ -32,7 +32,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 INPUT_FORMATS = {1: "L", 3: "RGB"}
 """Detectron2's name of the pixels, by the number of channels."""
 HEADER = "mixview"
-"""Under which the file says what it is of, beside the arrays."""
+"""The key of the file's description, besides the arrays."""
 
 NOTES: dict[str, str] = {
     "__author__": "mixview",
@@ -41,7 +41,7 @@ NOTES: dict[str, str] = {
     "pixel_std": "58.395, 57.120, 57.375",
     "stride_in_1x1": "False",
 }
-"""The entries of the file beside the arrays: for 8-bit pixels, in the order of `input_format`."""
+"""The entries of the file besides the arrays: for 8-bit pixels, in the order of `input_format`."""
 
 # One rule for each direction, in the order in which they apply. A number n of `layer` is res n + 1.
 BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(?:(conv|bn)([1-3])|downsample\.([01]))\.(\w+)")
@@ -122,7 +122,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
     Args:
         path: the file, whose name ends in .pkl, by which Detectron2 knows the format.
         state: tensors of a torchvision ResNet.
-        notes: more to say beside the arrays, such as method and epoch.
+        notes: more to say besides the arrays, such as method and epoch.
 
     Example:
         >>> from mixview.encoders import build
@@ -136,7 +136,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
 
 
 def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of such a file under torchvision's names, and what it says beside them. Runs nothing of the file's.
+    """The tensors of such a file under torchvision's names, and what it says besides them. Runs nothing of the file's.
 
     Also reads the pickles that Detectron2's own converters write, and those of MoCo's.
 

@@ -83,7 +83,7 @@ def stem_notes(source: ExportSource, library: str) -> tuple[str, ...]:
 
 
 def write_timm(source: ExportSource, path: Path) -> ExportedFiles:
-    """safetensors under timm's names, and beside them the config.json that timm and its hub read."""
+    """safetensors under timm's names, and next to them the config.json that timm and its hub read."""
     name = source.model_name_in("timm", FALLBACK_HINT)
     save_tensors(path, source.tensors, source.header)
     options = timm_options(name, int(source.spec["size"]), int(source.spec["channels"]))
@@ -106,7 +106,7 @@ def write_timm(source: ExportSource, path: Path) -> ExportedFiles:
 
 
 def timm_config(source: ExportSource, name: str) -> dict[str, Any]:
-    """The config that timm writes beside its own weights: the network, and how images are prepared."""
+    """The config that timm writes next to its own weights: the network, and how images are prepared."""
     options = timm_options(name, int(source.spec["size"]), int(source.spec["channels"]))
     normalize, side = normalize_of(source), int(source.spec["size"])
     first = first_convolution(source.loaded.encoder)
