@@ -139,7 +139,7 @@ def main() -> None:
         print(
             f"{options.threads} threads, {options.rounds} rounds; images/s: median (min – max); ratios: (middle half)"
         )
-        print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU, without workers"))
+        print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU time, no workers"))
         for backbone in options.backbones:
             case = Setup(backbone, options.method, folder, options.workers)
             report(backbone, compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds))
