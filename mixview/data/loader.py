@@ -14,9 +14,10 @@ resumes in the middle of an epoch.
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, Protocol, final
 
 import numpy as np
@@ -87,6 +88,10 @@ Kind = tuple[tuple[int, ...], np.dtype[Any], tuple[int, int]]
 """The properties that images have in common that become views in one call: shape, type and full size."""
 
 
+def kind_of(sample: SeededSample) -> Kind:
+    return sample.pixels.shape, sample.pixels.dtype, sample.full_size
+
+
 @final
 class SampleReader:
     """Reads images by key, as far as their views need them.
@@ -154,47 +159,31 @@ class ViewDataset(Dataset[Item]):
         """The batch of these keys, in their order."""
         views = tuple[Tensor, ...]()
         indices = list[int]()
-        waiting = list[SeededSample]()
-        kind: Kind | None = None
-        alone = False
-
-        def make() -> None:
-            """The views of the images that wait, which are the last that were read."""
-            start = len(indices) - len(waiting)
-            rows = [view[start : len(indices)] for view in views]
-            first = waiting[0]
-            if self.backend == "numba":
-                seeds = [sample.seed for sample in waiting]
-                images = np.stack([sample.pixels for sample in waiting]) if len(waiting) > 1 else first.pixels[None]
-                numba_backend.fill_views(images, seeds, self.policy, rows, first.full_size)
-            else:
-                pixels = to_tensor(first.pixels)
-                reference_views = reference.make_views(pixels, self.seed, *keys[start], self.policy, first.full_size)
-                for row, view in zip(rows, reference_views, strict=True):
-                    row.copy_(view[None])
-            waiting.clear()
-
-        for key in keys:
-            sample = self.read(key)
-            own = sample.pixels.shape, sample.pixels.dtype, sample.full_size
-            if own != kind:  # what follows is the same for all of one kind
-                if waiting:
-                    make()
-                kind = own
-                height, width, channels = sample.pixels.shape
-                if not views:
-                    views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
-                check_channels(sample, views[0].shape[1])
-                alone = self.backend == "reference" or height * width > MAX_BATCHED_PIXELS
-            waiting.append(sample)
-            indices.append(sample.index)
-            if alone:
-                make()
-        if waiting:
-            make()
+        for (shape, _, _), group in groupby(map(self.read, keys), key=kind_of):
+            height, width, channels = shape
+            if not views:
+                views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
+            alone = self.backend == "reference" or height * width > MAX_BATCHED_PIXELS
+            for samples in ([sample] for sample in group) if alone else [list(group)]:
+                check_channels(samples[0], views[0].shape[1])
+                start, stop = len(indices), len(indices) + len(samples)
+                self._fill([view[start:stop] for view in views], samples, keys[start])
+                indices += [sample.index for sample in samples]
         if not views:
             raise ValueError("a batch of no images has no views")
         return views, torch.tensor(indices)
+
+    def _fill(self, rows: Sequence[Tensor], samples: Sequence[SeededSample], key: Key) -> None:
+        """Write the views [n, C, S, S] of samples of one kind, the first of which has this key."""
+        first = samples[0]
+        if self.backend == "numba":
+            seeds = [sample.seed for sample in samples]
+            images = np.stack([sample.pixels for sample in samples]) if len(samples) > 1 else first.pixels[None]
+            numba_backend.fill_views(images, seeds, self.policy, rows, first.full_size)
+            return
+        views = reference.make_views(to_tensor(first.pixels), self.seed, *key, self.policy, first.full_size)
+        for row, view in zip(rows, views, strict=True):
+            row.copy_(view[None])
 
 
 @final
