@@ -32,7 +32,7 @@ from PIL import Image
 
 from mixview.data.dataset import log_once
 from mixview.data.decode import FACTORS, Decoder, open_encoded
-from mixview.data.sources.base import BadImage, Objects, Pixels, Source
+from mixview.data.sources.base import BadImage, Objects, Pixels, Source, even_indices
 from mixview.data.sources.identity import content_hashes
 from mixview.data.sources.splits import Subset
 from mixview.io.atomic import open_regular
@@ -406,7 +406,7 @@ class CacheFolder:
 
     def _key(self, whole: Source) -> str:
         """Everything that decides the content of a cache."""
-        sample = np.unique(np.linspace(0, len(whole) - 1, SAMPLED).astype(np.int64)).tolist()
+        sample = even_indices(len(whole), SAMPLED).tolist()
         images = [whole.fingerprint(), content_hashes(whole, sample).tolist(), self.decoder.mode]
         how = [FORMAT, self.size, QUALITY, SUBSAMPLING, self.exact_decoding]
         return hashlib.blake2b(json.dumps([images, how]).encode(), digest_size=12).hexdigest()

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.base import BadImage, Source, SourceError, even_indices
 
 Values = npt.NDArray[Any]
 """[H, W, C] the numbers that an image is stored as, of any numeric type."""
@@ -195,7 +195,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
 
 def sample_indices(source: Source) -> list[int]:
     """The images that a range is measured on, evenly chosen."""
-    return [int(index) for index in np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64))]
+    return even_indices(len(source), MAX_SAMPLED).tolist()
 
 
 def has_eight_bits(name: str) -> bool:

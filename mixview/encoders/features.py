@@ -34,7 +34,7 @@ from mixview.data.augment.torch_backend import new_tensor
 from mixview.data.cache import cache_folder, reserve
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Loader, WorkerDied, default_workers, to_tensor
-from mixview.data.sources.base import BadImage, Source
+from mixview.data.sources.base import BadImage, Source, even_indices
 from mixview.encoders.loading import ComputeConfig, LoadedEncoder
 from mixview.encoders.transforms import Transform
 from mixview.io.environment import process_rank
@@ -499,7 +499,7 @@ def load_blocks(
 def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage | PatchStage]) -> str:
     """A hash of everything that decides the features: weights, images, transform, stages."""
     content = hashlib.blake2b(digest_size=8)
-    for number in np.unique(np.linspace(0, len(source) - 1, SAMPLE).astype(np.int64)).tolist():
+    for number in even_indices(len(source), SAMPLE).tolist():
         try:
             stored = source.read(number)
         except BadImage:

@@ -150,3 +150,13 @@ def paint_objects(objects: Objects, height: int, width: int) -> ClassMap:
         own, there = np.int16(number + 1), classes[mask]
         classes[mask] = np.where((there == 0) | (there == own), own, IGNORED)
     return classes
+
+
+def even_indices(total: int, count: int) -> npt.NDArray[np.int64]:
+    """[M] at most `count` of `total` indices, evenly spaced from the first to the last.
+
+    Example:
+        >>> even_indices(100, 4).tolist()
+        [0, 33, 66, 99]
+    """
+    return np.linspace(0, total - 1, min(count, total)).astype(np.int64)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import BadImage, Pixels, Source
+from mixview.data.sources.base import BadImage, Pixels, Source, even_indices
 from mixview.io.atomic import atomic_write
 
 ContentHashes = npt.NDArray[np.uint64]
@@ -53,8 +53,8 @@ def sample_hashes(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0
 
     Images are only read, not decoded. Every further one of a sequence that stays even wherever time runs out is taken.
     """
-    count = min(len(source), most)
-    chosen = np.linspace(0, len(source) - 1, count).astype(np.int64)
+    chosen = even_indices(len(source), most)
+    count = len(chosen)
     golden = (np.arange(count) * 0.6180339887498949) % 1.0  # any beginning of this order is spread evenly
     end = time.monotonic() + seconds
     parts = []

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError
+from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError, even_indices
 from mixview.data.sources.files import parse_lines
 
 Indices = npt.NDArray[np.int64]
@@ -171,9 +171,7 @@ def parse_range(split: str) -> tuple[str | None, slice | None]:
 
 def take_evenly(source: Source, count: int) -> Source:
     """At most `count` images, evenly over the source."""
-    if len(source) <= count:
-        return source
-    return Subset(source, np.linspace(0, len(source) - 1, count).astype(np.int64))
+    return source if len(source) <= count else Subset(source, even_indices(len(source), count))
 
 
 def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
