@@ -460,19 +460,7 @@ class BetaMixer(Mixer):
             )
         each = count // groups
         rows = {"image": each, "pair": (each + 1) // 2, "batch": 1}[self.lam_per]
-        uniform, permutation, chance = [], [], []
-        for source in generators:
-            # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
-            dtype = torch.float32 if source.device.type == "mps" else torch.float64
-            uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
-            if self.partner != "reversal":
-                permutation.append(torch.randperm(each, generator=source, device=source.device))
-            if self.prob < 1:  # drawn last: lam, boxes and partners are those of prob = 1
-                chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
-        if extra := self.extra_uniforms(images):  # after all groups: lam, boxes and partners are those of CutMix
-            for group, source in enumerate(generators):
-                own_draws = torch.rand(rows, extra, generator=source, device=source.device, dtype=uniform[group].dtype)
-                uniform[group] = torch.cat([uniform[group], own_draws], dim=1)
+        uniform, permutation, chance = self._draw_numbers(images, generators, each, rows)
         order = torch.stack(permutation) if permutation else torch.arange(each).expand(groups, each)
         place = order.argsort(1)  # where each image stands in the order of pairs: p is paired with each - 1 - p
         row = torch.minimum(place, each - 1 - place) if self.lam_per == "pair" else torch.arange(each) % rows
@@ -512,6 +500,25 @@ class BetaMixer(Mixer):
         pairs = order[:, : (each + 1) // 2]
         smaller = torch.minimum(pairs, order.flip(1)[:, : (each + 1) // 2]).sort(1).values
         return mixture.only((first.unsqueeze(1) + smaller.to(images.device, non_blocking=True)).reshape(-1))
+
+    def _draw_numbers(
+        self, images: Tensor, generators: Sequence[torch.Generator], each: int, rows: int
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Everything random, a tensor per group: uniforms [rows, …], the order [each], a chance [rows] if prob < 1."""
+        uniform, permutation, chance = [], [], []
+        for source in generators:
+            # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
+            dtype = torch.float32 if source.device.type == "mps" else torch.float64
+            uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
+            if self.partner != "reversal":
+                permutation.append(torch.randperm(each, generator=source, device=source.device))
+            if self.prob < 1:  # drawn last: lam, boxes and partners are those of prob = 1
+                chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
+        if extra := self.extra_uniforms(images):  # after all groups: lam, boxes and partners are those of CutMix
+            for group, source in enumerate(generators):
+                own_draws = torch.rand(rows, extra, generator=source, device=source.device, dtype=uniform[group].dtype)
+                uniform[group] = torch.cat([uniform[group], own_draws], dim=1)
+        return uniform, permutation, chance
 
     def extra_uniforms(self, images: Tensor) -> int:
         """The number of random numbers per image that `compose` needs, beyond two."""

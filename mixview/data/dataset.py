@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import get_worker_info
 
 from mixview.data.decode import ChooseFactor, Decoder, Mode
-from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError, even_indices
 from mixview.data.value_range import (
+    MAX_SAMPLED,
     StoredValues,
     ValueRange,
     has_eight_bits,
     measure,
     parse_value_range,
-    sample_indices,
 )
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
@@ -59,7 +59,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
     decoder = Decoder("stored")
 
     def sample() -> Iterator[StoredValues | None]:
-        for index in sample_indices(source):
+        for index in even_indices(len(source), MAX_SAMPLED).tolist():
             if has_eight_bits(source.name(index)):
                 yield None
                 continue

@@ -79,21 +79,25 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
         partial = out.with_name(out.name + ".partial")
         try:
             with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-                if format == "jpeg":
+                if shape is None:
                     add_file(archive, "jpeg", data, (sum(lengths),))
                     add_array(archive, "offsets", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
                 else:
-                    assert shape is not None
                     add_file(archive, "images", data, (len(indices), *shape))
-                labels = source.labels()
-                if labels is not None:
-                    add_array(archive, "labels", labels[indices])
-                if source.classes is not None:
-                    add_array(archive, "classes", np.array(source.classes))
+                add_labels(archive, source, indices)
             partial.replace(out)  # whole, or not there at all
         finally:
             partial.unlink(missing_ok=True)
     return Packed(out, len(indices), bad)
+
+
+def add_labels(archive: zipfile.ZipFile, source: Source, indices: list[int]) -> None:
+    """Write the labels of these images and the names of the classes, where the source has them."""
+    labels = source.labels()
+    if labels is not None:
+        add_array(archive, "labels", labels[indices])
+    if source.classes is not None:
+        add_array(archive, "classes", np.array(source.classes))
 
 
 def shrink(pixels: Pixels, size: int) -> Pixels:

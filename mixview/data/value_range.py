@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import BadImage, Source, SourceError, even_indices
+from mixview.data.sources.base import BadImage, SourceError
 
 Values = npt.NDArray[Any]
 """[H, W, C] the numbers that an image is stored as, of any numeric type."""
@@ -191,11 +191,6 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         )
     value_range = ValueRange(low, high)
     return Measured(value_range, f"value_range {value_range}: {what}")
-
-
-def sample_indices(source: Source) -> list[int]:
-    """The images that a range is measured on, evenly chosen."""
-    return even_indices(len(source), MAX_SAMPLED).tolist()
 
 
 def has_eight_bits(name: str) -> bool:

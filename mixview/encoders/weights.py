@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +108,42 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         ) from error
 
 
+class MatchedTensors(NamedTuple):
+    """Tensors that fit an encoder, under its names, and the names of those that were changed or left out."""
+
+    matching: dict[str, Tensor]
+    resized: list[str]
+    misshapen: list[str]
+    left: list[str]
+
+
+def match_tensors(encoder: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> MatchedTensors:
+    """Match tensors to those of an encoder, `own`, adapting a first convolution and position embeddings."""
+    first = first_convolution(encoder)
+    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
+    matched = MatchedTensors({}, [], [], [])
+    children = [name for name, _ in encoder.named_children()]
+    for full_key, value in tensors.items():
+        key = strip_prefixes(full_key, own, children)
+        if key not in own:
+            matched.left.append(key)
+            continue
+        shape = own[key].shape
+        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
+            value = adapt_channels(value, shape[1])
+        if value.shape == shape:
+            matched.matching.setdefault(key, value)
+            continue
+        change = f"{key} {list(value.shape)} for {list(shape)}"
+        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POS_EMBED_KEYS else None
+        if embeddings is None:
+            matched.misshapen.append(change)
+        elif key not in matched.matching:
+            matched.matching[key] = embeddings
+            matched.resized.append(change)
+    return matched
+
+
 def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str, name: str) -> str:
     """Copy the tensors that fit into the encoder, and say how many did and which did not.
 
@@ -116,32 +152,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     is changed and an error names the file.
     """
     own = encoder.state_dict()
-    first = first_convolution(encoder)
-    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
-    matching: dict[str, Tensor] = {}
-    resized: list[str] = []
-    misshapen: list[str] = []
-    left: list[str] = []
-    children = [name for name, _ in encoder.named_children()]
-    for full_key, value in tensors.items():
-        key = strip_prefixes(full_key, own, children)
-        if key not in own:
-            left.append(key)
-            continue
-        shape = own[key].shape
-        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
-            value = adapt_channels(value, shape[1])
-        if value.shape == shape:
-            matching.setdefault(key, value)
-            continue
-        change = f"{key} {list(value.shape)} for {list(shape)}"
-        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POS_EMBED_KEYS else None
-        if embeddings is None:
-            misshapen.append(change)
-        elif key not in matching:
-            matching[key] = embeddings
-            resized.append(change)
-
+    matching, resized, misshapen, left = match_tensors(encoder, own, tensors)
     counted = [key for key in own if not key.endswith("num_batches_tracked")]
     fitting = [key for key in counted if key in matching]
     missing = [key for key in counted if key not in matching]

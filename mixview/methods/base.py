@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from mixview.options import check_options
 Views = Sequence[Tensor]
 """Augmented views of the same images, [N, C, H, W] each: two for the paper's methods, more for multi-crop."""
 Targets = Tensor | tuple[Tensor, ...] | None
+T = TypeVar("T")
 
 
 class Method(nn.Module, ABC):
@@ -279,6 +280,17 @@ def check_progress(progress: float | Tensor) -> None:
         return
     if not 0 <= progress <= 1:
         raise ValueError(f"progress is the share of training that is done, 0 to 1, got {progress}: pass step / steps")
+
+
+def check_targets(targets: Sequence[Targets], kind: type[T], need: str) -> list[T]:
+    """The targets of all micro-batches, of one kind; raise if any is missing, with what they are needed for."""
+    batches = [each for each in targets if isinstance(each, kind)]
+    if not batches or len(batches) < len(targets):
+        raise TypeError(
+            f"{need}: pass what `forward` or `backward` returned as targets, one argument per micro-batch, got "
+            f"{[type(each).__name__ for each in targets]}"
+        )
+    return batches
 
 
 def check_two_views(views: Views) -> tuple[Tensor, Tensor]:

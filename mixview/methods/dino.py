@@ -28,6 +28,7 @@ from mixview.methods.base import (
     Views,
     check_multi_crop,
     check_progress,
+    check_targets,
     encode_crops,
     memoize,
     unmixed_first,
@@ -229,12 +230,7 @@ class DINO(Method):
         momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
         ema_update(self.target_prototypes, self.prototypes, momentum)
-        batches = [each for each in targets if isinstance(each, tuple)]
-        if not batches or len(batches) < len(targets):
-            raise TypeError(
-                "DINO's center needs the outputs of the step: pass what `forward` or `backward` returned as targets, "
-                f"one argument per micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        batches = check_targets(targets, tuple, "DINO's center needs the outputs of the step")
         images = sum(len(p) for p, *_ in batches)
         mean = cast(Tensor, sum(len(p) / images * mean for p, _, mean in batches))
         mean = gather(mean.unsqueeze(0)).mean(0)

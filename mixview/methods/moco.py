@@ -17,6 +17,7 @@ from mixview.methods.base import (
     Targets,
     Views,
     check_progress,
+    check_targets,
     check_two_views,
     memoize,
     unmixed_first,
@@ -129,12 +130,7 @@ class MoCo(Method):
     def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
         check_progress(progress)
-        keys = [each for each in targets if isinstance(each, Tensor)]
-        if not keys or len(keys) < len(targets):
-            raise TypeError(
-                "MoCo's queue needs the keys of the step: pass what `forward` or `backward` returned as targets, one "
-                f"argument a micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        keys = check_targets(targets, Tensor, "MoCo's queue needs the keys of the step")
         ema_update(self.target, self.online, self.momentum)
         self.queue.push(gather(torch.cat(keys)))
         self.steps += 1

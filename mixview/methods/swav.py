@@ -28,6 +28,7 @@ from mixview.methods.base import (
     Views,
     check_multi_crop,
     check_progress,
+    check_targets,
     encode_crops,
     memoize,
     unmixed_first,
@@ -218,12 +219,7 @@ class SwAV(Method):
         The published code keeps a part of each queue on every process. Sinkhorn-Knopp sums over all parts, so that the
         codes are those of one queue; here every process has all of it, and a checkpoint of one process is enough.
         """
-        batches = [each for each in targets if isinstance(each, tuple)]
-        if not batches or len(batches) < len(targets):
-            raise TypeError(
-                "SwAV's queue needs the projections of the step: pass what `forward` or `backward` returned as "
-                f"targets, one argument per micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        batches = check_targets(targets, tuple, "SwAV's queue needs the projections of the step")
         for queue, *parts in zip(self.queues, *(batch[2:] for batch in batches), strict=True):
             z = gather(torch.cat(parts))
             queue.push(z)

@@ -209,6 +209,16 @@ def scratch(channels: int, size: int) -> npt.NDArray[np.float32]:
     return planes
 
 
+def check_crops(params: ParamTable, height: int, width: int) -> None:
+    """Raise if a crop is not within its image, outside of which the kernel would read."""
+    top, left, crop_height, crop_width = (params[:, COLUMNS[name]] for name in ("top", "left", "height", "width"))
+    outside = (top < 0) | (left < 0) | (crop_height < 1) | (crop_width < 1)
+    if (outside | (top + crop_height > height) | (left + crop_width > width)).any():
+        raise ValueError(
+            f"parameters crop outside their image of {height} × {width}: sample them for the size of this image"
+        )
+
+
 def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Tensor) -> None:
     """Write the views of images [N, H, W, C] under packed parameters [N, PACKED] into `out` [N, C, S, S].
 
@@ -218,12 +228,7 @@ def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Te
     size = augmentation.size
     if out.shape != (count, channels, size, size):
         raise ValueError(f"out must be {[count, channels, size, size]}, got {list(out.shape)}")
-    top, left, crop_height, crop_width = (params[:, COLUMNS[name]] for name in ("top", "left", "height", "width"))
-    outside = (top < 0) | (left < 0) | (crop_height < 1) | (crop_width < 1)
-    if (outside | (top + crop_height > height) | (left + crop_width > width)).any():
-        raise ValueError(
-            f"parameters crop outside their image of {height} × {width}: sample them for the size of this image"
-        )
+    check_crops(params, height, width)
     floats = images.dtype == np.float32
     native = float_kernels() if floats else kernels()
     last = not out.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)

@@ -506,6 +506,32 @@ SINGLE = Staging(2, 0.05, 0, 0.2, (1.0, 1.4), 0.45, 0.5, 0.04, (0.0, 0.25), 0.35
 MULTIPLE = Staging(len(GROUNDS), 0.12, 2, 0.6, (0.34, 0.54), 0.14, 0.18, None, (0.26, 0.5), 0.18, (0.28, 0.45), 0.8)
 
 
+def object_layer(numbers: Numbers, slot: int, classes: Ints, staging: Staging, ground: Floats, light: Light) -> Layer:
+    """The objects in one slot of the classes [N, K], one per image."""
+    count, slots = classes.shape
+    name = f"object {slot}"
+    scale = numbers.uniform(f"{name} scale", *staging.scale)
+    # The key decides the pixels: it stays.
+    center = numbers.table(f"{name} centre", 2, -staging.shift, staging.shift)
+    if slots > 1:
+        quarter = (slot + numbers.integer("first quarter", 4)) % 4
+        corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
+        center = corner * np.float32(0.96) + center
+    angle = pattern_angle = numbers.uniform(f"{name} angle", -staging.tilt, staging.tilt)
+    if staging.pattern_tilt is not None:
+        pattern_angle = numbers.uniform(f"{name} pattern angle", -staging.pattern_tilt, staging.pattern_tilt)
+    tone = contrasting(numbers, name, ground, *staging.tone)
+    period = scale * numbers.uniform(f"{name} period", *staging.period)
+    surface = len(GROUNDS) + classes[:, slot]
+    return Layer(
+        np.arange(count),
+        place(numbers, name, center, scale, angle, 0.2),
+        finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
+        look(numbers, name, surface, period, pattern_angle, tone, staging.pattern_contrast),
+        light,
+    )
+
+
 def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArray[np.bool_]]:
     """Draw N scenes.
 
@@ -522,7 +548,6 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     staging = SINGLE if slots == 1 else MULTIPLE
     middle = ((np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / size)) - 1
     x, y = middle[None, None, :], middle[None, :, None]
-    everyone = np.arange(count)
 
     light_x, light_y = direction(numbers.uniform("light angle"))
     shadow, depth = numbers.uniform("shadow", 0.04, 0.16), numbers.uniform("shadow depth", 0.1, 0.6)
@@ -542,29 +567,8 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     masks = np.zeros((count, slots, size, size), bool)
     frames = []
     for slot in range(slots):
-        name = f"object {slot}"
-        scale = numbers.uniform(f"{name} scale", *staging.scale)
-        center = numbers.table(
-            f"{name} centre", 2, -staging.shift, staging.shift
-        )  # the key decides the pixels: it stays
-        if slots > 1:
-            quarter = (slot + numbers.integer("first quarter", 4)) % 4
-            corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
-            center = corner * np.float32(0.96) + center
-        angle = pattern_angle = numbers.uniform(f"{name} angle", -staging.tilt, staging.tilt)
-        if staging.pattern_tilt is not None:
-            pattern_angle = numbers.uniform(f"{name} pattern angle", -staging.pattern_tilt, staging.pattern_tilt)
-        frames.append(place(numbers, name, center, scale, angle, 0.2))
-        tone = contrasting(numbers, name, ground, *staging.tone)
-        period = scale * numbers.uniform(f"{name} period", *staging.period)
-        surface = len(GROUNDS) + classes[:, slot]
-        layer = Layer(
-            everyone,
-            frames[-1],
-            finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
-            look(numbers, name, surface, period, pattern_angle, tone, staging.pattern_contrast),
-            light,
-        )
+        layer = object_layer(numbers, slot, classes, staging, ground, light)
+        frames.append(layer.frame)
         layer = some(layer, classes[:, slot] >= 0)
         visible = layer.lay(canvas, x, y)
         masks[layer.rows, :slot] &= ~visible[:, None]
