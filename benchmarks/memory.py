@@ -42,7 +42,7 @@ COLUMNS = [("sim", "all"), ("bsim", "all"), ("wbsim", "all"), ("bsim", "one_per_
 
 
 def show_recipes() -> None:
-    """One line for each recipe that names its hardware."""
+    """Print one line for each recipe that names its hardware."""
     for name in recipes.names():
         recipe = recipes.read(name)
         if recipe.hardware is None:
@@ -52,7 +52,7 @@ def show_recipes() -> None:
 
 
 def show_method(method: dict[str, Any], common: dict[str, Any]) -> bool:
-    """One line; whether WBSIM's peak is as low as it should be."""
+    """Print one line; return True if WBSIM's peak is as low as it should be."""
     work, saved, cells, joint = {}, {}, [], 0
     for objective, anchors in COLUMNS:
         mixing = MixingConfig(lam_per="pair", anchors=anchors)  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def private_memory() -> int:
 
 
 class Epoch(Dataset[tuple[int, int]]):
-    """Reads an image and, now and then, says how large the process is."""
+    """A dataset that reads an image and, from time to time, prints the size of the process."""
 
     def __init__(self, images: ImageDataset | list[str], count: int) -> None:
         self.images = images

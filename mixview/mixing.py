@@ -530,7 +530,7 @@ class BetaMixer(Mixer):
 
         Args:
             images: [N, C, …, H, W]; only its shape, device and dtype are read.
-            partner: [N] int64; [N, parents - 1] in a mixer of more than two parents.
+            partner: [N] int64; [N, parents - 1] for a mixer of more than two parents.
             lam: [N] in the highest precision that the device has. The lam of the mixture is the share of pixels that
                 is really image i's.
             uniform: [N, 2 + extra_uniforms(images)] in [0, 1); the first two are the center of CutMix's box. With one

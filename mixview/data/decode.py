@@ -124,7 +124,8 @@ class Decoder:
         Args:
             data: the file's bytes, or the array.
             name: the name of the image in the error message.
-            choose_factor: is asked, where the format can be decoded smaller, by how much; the result may be whole.
+            choose_factor: a function of the size that returns how much smaller to decode, where the format can be; the
+                result may be whole.
         """
         pixels = self._decode(data, name, choose_factor)
         count = pixels.shape[2]

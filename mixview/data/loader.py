@@ -94,7 +94,7 @@ def kind_of(sample: SeededSample) -> Kind:
 
 @final
 class SampleReader:
-    """Reads images by key, as far as their views need them.
+    """A reader of images by key, as far as their views need them.
 
     Args:
         images: decoded images by index.

@@ -77,7 +77,7 @@ def image_chunks(data: bytes) -> Iterator[bytes]:
 
 
 def unfilter_lines(lines: npt.NDArray[np.uint8], step: int) -> bool:
-    """Undo the filters of lines [H, 1 + bytes] in place; whether all of them are known.
+    """Undo the filters of lines [H, 1 + bytes] in place; return True if all of them are known.
 
     Args:
         lines: the number of a filter, then bytes, in each.

@@ -371,7 +371,7 @@ def plan_inference(module: nn.Module, loaded: LoadedEncoder, device: torch.devic
 
 @final
 class BlockWriter:
-    """Writes features to the arrays and, from time to time, marks the blocks that are on the disk as done.
+    """A writer of features, which from time to time marks the blocks that are on the disk as done.
 
     Args:
         folder: the folder of the arrays.

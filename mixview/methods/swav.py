@@ -63,7 +63,7 @@ def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, temperat
 
     Args:
         scores: [N, K] cosines of the mixtures with the prototypes.
-        codes: [N, K] of the unmixed other views.
+        codes: [N, K] the codes of the unmixed other views.
         mixture: the mixture of these N images.
         temperature: tau.
     """

@@ -187,7 +187,7 @@ def mix_pixels(typing, lines, length, at, weights, first, count):
         lines: [ROWS length] which go on with at least one number after the last pixel.
         length: the length of a line, in numbers.
         at: the first number of the first pixel in its line.
-        weights: [...] of all pixels.
+        weights: [...] the weights of all pixels.
         first: the first weight of this one.
         count: the number of pixels; a constant is unrolled.
     """
@@ -218,7 +218,7 @@ def mix_pixels(typing, lines, length, at, weights, first, count):
 
 
 def mixing_columns(constant: int) -> Any:
-    """Makes `ROWS` rows of the three channels, of `constant` (or, of 0, `count`) pixels of a line [W 3] for each."""
+    """Make `ROWS` rows of the three channels, of `constant` (or, of 0, `count`) pixels of a line [W 3] for each."""
 
     @inner
     def mix(red, green, blue, lines, length, starts, count, weights, reach):
@@ -766,7 +766,7 @@ def sample_batch(seeds, height, width, limits, out):
         seeds: [N] seeds of the images' generators.
         height: the height of the images.
         width: the width of the images.
-        limits: [V, 19] what each view's parameters are sampled from.
+        limits: [V, 19] the limits of each view's parameters.
         out: [V, N, PACKED].
     """
     views = limits.shape[0]

@@ -232,7 +232,7 @@ def augment(augmentation: Augmentation, view: Tensor, cpu_params: npt.NDArray[np
 
 
 def is_jittered(params: Any, place: int, which: int) -> Any:
-    """[B] whether this operation of the jitter comes at this place; an array, or a tensor on the device."""
+    """[B] True where this operation of the jitter comes at this place; an array, or a tensor on the device."""
     return (params[:, COLUMNS["jitter"]] > 0) & (params[:, COLUMNS["order"] + place] == which)
 
 
@@ -246,7 +246,7 @@ def on_some(
     """Replace the chosen images of a batch by what an operation makes of them and of their values.
 
     Args:
-        cpu_chosen: [B] which are chosen, with the CPU, which has to know how many they are.
+        cpu_chosen: [B] the mask of the chosen images on the CPU, which has to know their number.
         chosen: [B] the same on the device.
     """
     if count := int(cpu_chosen.sum()):

@@ -43,7 +43,7 @@ def content_hashes(source: Source, indices: Iterable[int]) -> ContentHashes:
 
 
 def find_shared(source: Source, others: ContentHashes) -> npt.NDArray[np.bool_]:
-    """[N] whether each image of a source has the content of one of these; one that cannot be read has not."""
+    """[N] True for images of a source that have the content of one of these; False for one that cannot be read."""
     shared = [np.isin(content_hashes(source, [index]), others).any() for index in range(len(source))]
     return np.array(shared, dtype=np.bool_)
 

@@ -101,7 +101,7 @@ class Labeled(Source):
 
 
 def locate(source: Source, names: list[str], root: Path | None) -> npt.NDArray[np.int64]:
-    """[M] which image of a source each name is of; -1 for none."""
+    """[M] the index of the image of a source that each name is of; -1 for none."""
     exact = {source.name(index): index for index in range(len(source))}
     last: dict[str, int] = {}
     for name, index in exact.items():

@@ -26,7 +26,7 @@ class Subset(Source):
 
     Args:
         source: the whole.
-        indices: [M] which of its images.
+        indices: [M] the indices of its images.
     """
 
     kind = "subset"

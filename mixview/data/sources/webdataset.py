@@ -61,9 +61,9 @@ class ShardIndex:
     names: PackedStrings
     """The members that are images."""
     starts: npt.NDArray[np.int64]
-    """[N] where the bytes of each begin."""
+    """[N] the positions where the bytes of each begin."""
     sizes: npt.NDArray[np.int64]
-    """[N] how many there are."""
+    """[N] the number of bytes of each."""
     labels: PackedStrings
     """The text of each sample's `.cls`, empty where there is none."""
 

@@ -90,7 +90,7 @@ def smooth(value: Floats) -> Floats:
 
 
 def plane(values: Floats) -> Floats:
-    """One value an image, [N] -> [N, 1, 1], to meet its pixels."""
+    """One value per image, [N] -> [N, 1, 1], to meet its pixels."""
     return values[:, None, None]
 
 
@@ -322,7 +322,7 @@ def look(
 
 
 class Light(NamedTuple):
-    """One light per image: where it comes from, and what it does. All [n]."""
+    """One light per image: its direction and its effect. All [n]."""
 
     x: Floats
     y: Floats
@@ -347,7 +347,7 @@ class Outline(NamedTuple):
     bevel: Floats
     """[n] the width of the rounded edge, in the object's own units."""
     rim: Floats
-    """[n] how much lighter (or, negative, darker) the very edge is."""
+    """[n] the amount by which the very edge is lighter (or, negative, darker)."""
 
     def pick(self, rows: Ints) -> "Outline":
         return Outline(self.classes[rows], self.sides[rows], self.bevel[rows], self.rim[rows])
