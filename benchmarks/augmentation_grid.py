@@ -22,7 +22,7 @@ from mixview.data.augment.reference import make_views
 from mixview.data.contact_sheet import Row, contact_sheet
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import to_tensor
-from mixview.data.sources.base import Pixels
+from mixview.data.sources.base import Pixels, even_indices
 from mixview.data.sources.registry import open_dataset
 from mixview.rng import seed_from
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("grid.png"))
     options = parser.parse_args()
     reader = ImageDataset(open_dataset(options.data))
-    readings = [reader[index] for index in np.linspace(0, len(reader) - 1, options.count).astype(int).tolist()]
+    readings = [reader[index] for index in even_indices(len(reader), options.count).tolist()]
     images = [reading.pixels for reading in readings]
     policy = tuple(replace(view, normalize=None) for view in load_policy(options.augment))
     seed = options.seed

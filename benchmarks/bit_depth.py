@@ -1,4 +1,4 @@
-"""Whether images of 12 bits in 16-bit files teach an encoder as much as the same images of 8 bits.
+"""A test of whether images of 12 bits in 16-bit files teach an encoder as much as the same images of 8 bits.
 
     python benchmarks/bit_depth.py [--images 800 --epochs 12 --seeds 3]
 
@@ -28,7 +28,7 @@ KINDS = ("8 bits", "12 bits in 16", "12 bits taken for 16")
 
 
 def write(folder: Path, split: str, count: int, side: int) -> None:
-    """So many images of a split, in each of the three kinds, in class folders."""
+    """Write `count` images of a split, in each of the three kinds, in class folders."""
     source = take_evenly(open_dataset("imagenette", split), count)
     labels, decoder = source.labels(), Decoder()
     assert labels is not None
@@ -46,7 +46,7 @@ def write(folder: Path, split: str, count: int, side: int) -> None:
 
 
 def settings(folder: Path, kind: str, seed: int, epochs: int, side: int) -> dict[str, Any]:
-    """What is pretrained on one kind of images."""
+    """The pretraining settings for one kind of images."""
     return {
         "data": str(folder / kind),
         "out": str(folder / "runs" / f"{kind}-{seed}"),

@@ -1,4 +1,4 @@
-"""`mixview pretrain --cache`, from the second epoch on, beside the same run with images in memory and without a cache.
+"""`mixview pretrain --cache`, from the second epoch on, against the same run with images in memory and without a cache.
 
     python benchmarks/cached_pretraining.py [--photos FOLDER] [--images 16] [--rounds 5] [--seconds 5]
 
@@ -108,7 +108,7 @@ def main() -> None:
         np.savez(place / "memory.npz", images=np.stack([copy[:height, :width] for copy in copies]))
         links, memory = str(place / "links"), str(place / "memory.npz")
         print(f"{len(photos)} photographs, {options.backbone}, views of 224², {options.rounds} rounds; images/s")
-        print(line("", "with --cache", "the other", "ratio, clock", "CPU, without workers"))
+        print(line("", "with --cache", "the other", "ratio, clock", "CPU time, no workers"))
         for title, other in (("images in memory", memory), ("without a cache", links)):
             sides = side(links, options.backbone, cache=str(place / "cache")), side(other, options.backbone)
             report(title, compare(*sides, options.rounds, options.seconds))

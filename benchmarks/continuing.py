@@ -31,7 +31,7 @@ ENCODERS = ("starting point", "continued", "from scratch")
 
 
 def arguments(out: Path, data: str, split: str | None, recipe: str, seed: int, epochs: int) -> list[str]:
-    """What `mixview pretrain` is given; a recipe that continues starts from the encoder of the same seed."""
+    """Arguments of `mixview pretrain`; a recipe that continues starts from the encoder of the same seed."""
     settings: dict[str, Any] = {
         "recipe": recipe,
         "data": data,
@@ -80,7 +80,7 @@ def measure(encoder: Path, name: str, seed: int, options: argparse.Namespace) ->
 
 
 def cpu_seconds(run: Path) -> float:
-    """Processor time of a run's steps."""
+    """CPU time of a run's steps."""
     return float(json.loads((run / "status.json").read_text())["cpu_seconds"])
 
 

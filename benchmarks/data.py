@@ -1,4 +1,4 @@
-"""From JPEG bytes, or pixels in memory, to two views: ours beside lightly's transform, MoCo's own and torchvision v2.
+"""Time from JPEG bytes, or pixels in memory, to two views: ours, lightly's transform, MoCo's own and torchvision v2.
 
     python benchmarks/data.py [--photos FOLDER] [--images 40] [--rounds 5] [--threads 1 2]
 
@@ -136,7 +136,7 @@ def from_jpeg(name: str, files: Sequence[bytes]) -> dict[str, Candidate]:
 
 
 def union_share(name: str, files: Sequence[bytes]) -> float:
-    """How much of an image the smallest rectangle around both crops holds, on average."""
+    """The average share of an image that the smallest rectangle around both crops holds."""
     images = [Decoder()(data) for data in files]
     seeds = [seed_from("views", 0, 0, index) for index in range(len(files))]
     batch = torch_backend.pack_raw_batch(images, seeds, range(len(images)), load_policy(name))

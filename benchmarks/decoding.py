@@ -1,4 +1,4 @@
-"""Whether encoders learn as much from photographs that are decoded only as far as their views need them.
+"""A test of whether encoders learn as much from photographs that are decoded only as far as their views need them.
 
     python benchmarks/decoding.py [--images 600 --epochs 10 --seeds 3]
 

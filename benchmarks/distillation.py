@@ -3,8 +3,8 @@
     MIXVIEW_DATA=… python benchmarks/distillation.py [--epochs 24] [--teacher_epochs 128] [--seeds 3]
 
 The teacher is the backbone `small`, trained by MoCo v2 with half of the images mixed (the study `confirm`); the student
-has half its widths, a quarter of its parameters. It learns from 5,000 images of 16 pixels: by SimCLR in so many epochs,
-and by distillation with BSIM in as many as take the same number of floating-point operations, forward and backward, the
+has half its widths, a quarter of its parameters. It learns from 5,000 images of 16 pixels: by SimCLR for --epochs, and
+by distillation with BSIM for as many as take the same number of floating-point operations, forward and backward, the
 teacher's included. Evaluated on the 5,000 test images; the mean, and the paired differences to SimCLR.
 """
 

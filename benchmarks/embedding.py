@@ -1,4 +1,4 @@
-"""`mixview embed` on a folder of JPEGs, beside the bare network on decoded tensors and an inference script like timm's.
+"""`mixview embed` on a folder of JPEGs, against the bare network on tensors and an inference script like timm's.
 
     python benchmarks/embedding.py [--photos FOLDER] [--images 512] [--rounds 5] [--backbone resnet18] [--workers 1]
                                    [--phone]

@@ -1,4 +1,4 @@
-"""From JPEGs on disk to a trained step: `mixview pretrain` beside a lightly + Lightning Trainer script.
+"""Speed from JPEGs on disk to a trained step: `mixview pretrain` and a lightly + Lightning Trainer script.
 
     python benchmarks/end_to_end.py [--photos FOLDER] [--workers 1] [--rounds 5] [--seconds 5]
 
@@ -45,7 +45,7 @@ def patches(channels: int = 3) -> nn.Module:
 
 
 class Setup(NamedTuple):
-    """What both sides train."""
+    """The training settings of both sides."""
 
     backbone: str
     method: str
@@ -90,7 +90,7 @@ def mixview_side(case: Setup) -> Side:
 
 
 def lightly_side(case: Setup) -> Side:
-    """As in lightly's documentation."""
+    """A training script as in lightly's documentation."""
 
     def run(turns: Turns, folder: str) -> None:
         data = LightlyDataset(case.folder, transform=lightly_trainer.transform_of(case.method, 224))
@@ -139,7 +139,7 @@ def main() -> None:
         print(
             f"{options.threads} threads, {options.rounds} rounds; images/s: median (min – max); ratios: (middle half)"
         )
-        print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU, without workers"))
+        print(line("end to end", "mixview", "lightly + Trainer", "ratio, clock", "CPU time, no workers"))
         for backbone in options.backbones:
             case = Setup(backbone, options.method, folder, options.workers)
             report(backbone, compare(mixview_side(case), lightly_side(case), options.rounds, options.seconds))

@@ -1,4 +1,4 @@
-"""What a few minutes of pretraining are worth: the pretrained encoder against the random one, under every protocol.
+"""The gain from a few minutes of pretraining: the pretrained encoder and the random one, under every protocol.
 
     MIXVIEW_DATA=… python benchmarks/evaluation.py [--sets imagenette voc2007 scenes] [--seeds 3] [--images 16000]
 

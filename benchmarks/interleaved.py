@@ -31,7 +31,7 @@ class Turns:
     """A loader that yields as many batches as requested, and then reports how long the loop took over them.
 
     Args:
-        batches: where they come from.
+        batches: the source of the batches.
         batch_size: images in each.
         pipe: connection to the process that requests batches.
         ahead: batches that workers have ready while the loop waits for its turn: these many are not timed.
@@ -64,7 +64,7 @@ class Side:
 
     Args:
         run: trains on a loader, in a folder.
-        batches: where the batches come from.
+        batches: the source of the batches.
         batch_size: images in each.
         ahead: batches that workers have ready when a turn begins.
     """
@@ -95,7 +95,7 @@ class Side:
 
 
 def work(run: Callable[[Turns, str], None], turns: Turns) -> None:
-    """What a side's process does. Progress bars and hints are written, but to nowhere."""
+    """Run a side in its process. Progress bars and hints are written, but to nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

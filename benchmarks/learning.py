@@ -41,7 +41,7 @@ class Labeled(NamedTuple):
 
 
 def read(data: str, split: str, count: int, size: int) -> Labeled:
-    """So many images of a data set, resized."""
+    """Read `count` images of a dataset, resized."""
     source = open_dataset(data, split, count=count) if data == "scenes" else open_dataset(data, f"{split}[:{count}]")
     labels, dataset = source.labels(), ImageDataset(source)
     assert labels is not None

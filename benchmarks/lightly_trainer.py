@@ -32,7 +32,7 @@ Batch = tuple[list[Tensor], Tensor]
 
 
 class Module(lightning.LightningModule):
-    """What the four have in common."""
+    """The parts that the four have in common."""
 
     def __init__(self, backbone: nn.Module, width: int) -> None:
         super().__init__()

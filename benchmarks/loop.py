@@ -1,11 +1,11 @@
-"""What mixview's loop takes beyond bare forward, backward and optimizer, and what WBSIM takes beyond SIM.
+"""The time of mixview's loop beyond bare forward, backward and optimizer, and of WBSIM beyond SIM.
 
     python benchmarks/loop.py [--backbones resnet18 small] [--rounds 11] [--parts overhead wbsim]
 
-overhead: `mixview.train.loop.train`, with its log, progress and checks, beside a loop of forward, backward and
+overhead: `mixview.train.loop.train`, with its log, progress and checks, against a loop of forward, backward and
 optimizer over the same network, loss and ready-made views. Each is a process of its own, one at a time, in turn.
 Targets: at most 3 % with resnet18 and 8 % with small, of 0.3 M parameters.
-wbsim: steps of MoCo v2 under WBSIM, with all anchors and with one per pair, beside those under SIM, in turn. Target: at
+wbsim: steps of MoCo v2 under WBSIM, with all anchors and with one per pair, against SIM, in turn. Target: at
 most 1.45 times SIM's with one per pair.
 Ratios: the median over rounds (middle half), of the clock and of CPU time.
 """

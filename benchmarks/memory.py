@@ -3,13 +3,13 @@
     python benchmarks/memory.py [--methods mocov2 dino] [--backbone resnet50] [--batch_size 16] [--size 224]
     python benchmarks/memory.py --recipes
 
-Passes of a batch with a gradient + without, and what they cost in forward passes (a backward counts as two) relative to
+Encoder passes (grad / no grad) of a batch, and their cost in forward passes (a backward counts as two) relative to
 SIM. Peak of the activations that autograd saves, relative to SIM; of WBSIM also relative to BSIM, and "joint": as if
 both terms went backward together, as in the paper's code. Its cost table has 5.5 / 5.5 / 8.2 GB for MoCo, MoCo-BSIM and
 MoCo-WBSIM, a ratio of 1.49. Fails if WBSIM takes more than 1.05 times BSIM's peak where the terms share no graph.
 
 Counted by hooks in a step of the method around a stand-in for the encoder, which saves as much as the encoder does.
-With --recipes: the memory per device that each published recipe is estimated to need, beside what its hardware has.
+With --recipes: the memory per device that each published recipe is estimated to need, next to its hardware.
 """
 
 import argparse
@@ -42,7 +42,7 @@ COLUMNS = [("sim", "all"), ("bsim", "all"), ("wbsim", "all"), ("bsim", "one_per_
 
 
 def show_recipes() -> None:
-    """One line for each recipe that names its hardware."""
+    """Print one line for each recipe that names its hardware."""
     for name in recipes.names():
         recipe = recipes.read(name)
         if recipe.hardware is None:
@@ -52,7 +52,7 @@ def show_recipes() -> None:
 
 
 def show_method(method: dict[str, Any], common: dict[str, Any]) -> bool:
-    """One line; whether WBSIM's peak is as low as it should be."""
+    """Print one line; return True if WBSIM's peak is as low as it should be."""
     work, saved, cells, joint = {}, {}, [], 0
     for objective, anchors in COLUMNS:
         mixing = MixingConfig(lam_per="pair", anchors=anchors)  # type: ignore[arg-type]

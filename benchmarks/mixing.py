@@ -1,4 +1,4 @@
-"""What mixing costs: every mixer with one lam per image, against a training step of ResNet-50.
+"""The time of mixing: every mixer with one lam per image, and a training step of ResNet-50.
 
     python benchmarks/mixing.py [--batch_size 16] [--rounds 5]
 
@@ -26,7 +26,7 @@ MIXERS: dict[str, Mixer] = {
     "PatchMix, 4 parents": PatchMix(lam_per="image", parents=4),
     "CutMix, one anchor per pair": CutMix(lam_per="pair", anchors="one_per_pair"),
 }
-"""With one lam per image, or per pair."""
+"""Mixers with one lam per image, or per pair."""
 
 
 def slice_assignment(images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Photographs of 12 megapixels to two views of 224²: ours, with the cache and with exact decoding, beside lightly's.
+"""Photographs of 12 megapixels to two views of 224²: ours, with the cache and with exact decoding, against lightly's.
 
     python benchmarks/photographs.py [--photos FOLDER] [--images 12] [--rounds 5] [--policy mocov2]
 

@@ -1,4 +1,4 @@
-"""Images per second of mixview's training loop beside a lightly + Lightning Trainer script, and of BSIM beside SIM.
+"""Images per second of mixview's training loop against a lightly + Lightning Trainer script, and of BSIM against SIM.
 
     python benchmarks/pretraining.py [--backbones small resnet18] [--rounds 7] [--seconds 2]
 
@@ -58,17 +58,17 @@ PASSES = {
     "mocov2": (1, "query passes 1 and 1, key passes 1 and 1"),
     "byol": (2, "online passes 2 and 2, target passes 2 and 2"),
 }
-"""How many views BSIM mixes per step, and what passes SIM and BSIM make."""
+"""The number of views that BSIM mixes per step, and the passes of SIM and BSIM."""
 
 
 class Setup(NamedTuple):
-    """What both sides train."""
+    """The training settings of both sides."""
 
     backbone: str
     method: str
     pixels: np.ndarray
     whole: bool
-    """From pixels on, not from ready-made views."""
+    """True to start from pixels, False to start from ready-made views."""
     channels_last: bool
     """Channels last: mixview's default; Lightning's Trainer has no such option."""
 
@@ -98,7 +98,7 @@ class Endless:
 
 
 def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]) -> Engine:
-    """As `mixview.train.build.build` does, around a loader of ours."""
+    """Build the engine like `mixview.train.build.build`, around a loader of ours."""
     batches = EpochSampler(ENDLESS, case.batch)
     fabric = Fabric(accelerator="cpu", devices=1)
     backbone = backbones.build(case.backbone, size=SIZE)
@@ -240,7 +240,7 @@ def main() -> None:
                 report(f"{method}, {backbone}", turns)
     if "bsim" in options.parts:
         print()
-        print(line("BSIM beside SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
+        print(line("BSIM against SIM: step", "BSIM", "SIM", "ratio, clock", "ratio, CPU time"), "  (at least 0.98)")
         for backbone, (method, (views, passes)) in itertools.product(options.backbones, PASSES.items()):
             case = Setup(backbone, method, pixels, False, not options.contiguous)
             turns = compare_objectives(case, options.steps)

@@ -1,4 +1,4 @@
-"""What gives the class of a synthetic scene away, and how fast scenes are drawn.
+"""Accuracy of simple classifiers on the synthetic scenes, and the speed of drawing scenes.
 
     python benchmarks/scenes.py [--train 5000 --test 1000 --epochs 20] [--pretrain 600] [--picture docs/scenes.png]
 

@@ -1,4 +1,4 @@
-"""How long 100,000 files in nested folders take to open, and what a worker's memory does over an epoch.
+"""The time to open 100,000 files in nested folders, and a worker's memory over an epoch.
 
     python benchmarks/sources.py --files 100000
 
@@ -42,7 +42,7 @@ def private_memory() -> int:
 
 
 class Epoch(Dataset[tuple[int, int]]):
-    """Reads an image and, now and then, says how large the process is."""
+    """A dataset that reads an image and, from time to time, prints the size of the process."""
 
     def __init__(self, images: ImageDataset | list[str], count: int) -> None:
         self.images = images

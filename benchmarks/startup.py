@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 def cpu_seconds(arguments: list[str]) -> float:
-    """Processor time of a process, user and system."""
+    """CPU time of a process, user and system."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

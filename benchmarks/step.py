@@ -1,4 +1,4 @@
-"""What a training step is made of besides the passes, and how the passes run: the forms of each, side by side.
+"""The parts of a training step besides the passes, and variants of the passes, side by side.
 
     python benchmarks/step.py [--backbones resnet18 resnet50] [--rounds 15] [--threads 1 2]
 

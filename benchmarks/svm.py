@@ -86,7 +86,7 @@ def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Featu
 
 @torch.inference_mode()
 def extract(encoder: torch.nn.Module, source: Voc, batch_size: int = 32) -> Tensor:
-    """What comes out of layer4 (res5), pooled to 2×2. [N, 4 channels]"""
+    """Features of layer4 (res5), pooled to 2×2. [N, 4 channels]"""
     found: list[Tensor] = []
     hook = encoder.get_submodule("layer4").register_forward_hook(
         lambda module, inputs, output: found.append(F.adaptive_avg_pool2d(output, 2).flatten(1))
@@ -104,7 +104,7 @@ def extract(encoder: torch.nn.Module, source: Voc, batch_size: int = 32) -> Tens
 
 
 def synthetic(images: int, width: int, classes: int = 20) -> tuple[FeaturesAndLabels, FeaturesAndLabels]:
-    """Features whose variance falls like 1/rank beside a common part, as those of a trained network, and labels."""
+    """Features whose variance falls like 1/rank, with a common part, as those of a trained network, and labels."""
     generator = torch.Generator().manual_seed(0)
     hidden = (
         torch.randn(2 * images, min(images, width), generator=generator)
@@ -149,7 +149,7 @@ def some(labeled: FeaturesAndLabels, classes: int) -> FeaturesAndLabels:
 
 
 def compare(name: str, theirs: Measured, runs: list[Measured], classes: int) -> None:
-    """Print a reference run beside ours, which are of at least its classes."""
+    """Print a reference run next to ours, which have at least its classes."""
     ours = runs[0]
     count = theirs.objective.shape[1]
     part = ours.objective[:, :count]

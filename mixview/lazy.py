@@ -1,4 +1,4 @@
-"""What is imported when it is first used: help must not wait for libraries that only a run needs."""
+"""Imports on first use: help must not wait for libraries that only a run needs."""
 
 import importlib
 import sys

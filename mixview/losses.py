@@ -30,7 +30,7 @@ def nt_xent(
         plain_z: [N, D] projections of the unmixed other view, the targets.
         mixture: A mixtures of these N images.
         temperature: tau.
-        rows: the anchors to average over, all by default; with features gathered from many processes, one's own.
+        rows: the anchors to average over, all by default; with features gathered from many processes, this process's.
 
     Example:
         >>> from mixview import CutMix
@@ -75,7 +75,7 @@ def info_nce(
         mixture: A mixtures of these N images.
         temperature: tau.
         other_parent: count the other parent's key, too, among the negatives of each term.
-        extra: [A, S] cosines of each query with negatives of its own, beside the queue.
+        extra: [A, S] cosines of each query with negatives of its own, besides the queue.
 
     Example:
         >>> from mixview import CutMix
@@ -235,7 +235,7 @@ def check_statistics(z: Tensor) -> None:
 
 
 def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
-    """Whether mixtures a (of `rows`) and b have a parent of non-zero weight in common; a itself included. [n, A]"""
+    """True where mixtures a (of `rows`) and b have a parent of non-zero weight in common; a itself included. [n, A]"""
     parts = mixture.parts()
     parents, shares = (torch.stack(each, dim=1) for each in zip(*parts, strict=True))
     largest = parents.gather(1, shares.argmax(1, keepdim=True))
@@ -244,7 +244,7 @@ def share_a_parent(mixture: Mixture, rows: slice) -> Tensor:
 
 
 def common_parents(mixture: Mixture) -> Mixture:
-    """Which mixtures of a batch have parents in common, and how much: SDMP's positives (Ren et al., 2022).
+    """The mixtures of a batch that have parents in common, and how much: SDMP's positives (Ren et al., 2022).
 
     Mixtures a and b have `c_ab = sum_x min(share of x in a, share of x in b)` in common, 1 with themselves. The result
     is a "mixture" of the A mixtures that every loss can read: anchor a has the parents b with `c_ab > 0`, with shares

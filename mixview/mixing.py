@@ -90,7 +90,7 @@ class Mixture:
     Args:
         partner: [A] int64, the index of the image that is mixed into each anchor.
         lam: [A] floating point, the share of pixels that is really image `own[a]`'s.
-        pixels: how a batch is mixed, a function of all N images that returns the A anchors; by default the linear
+        pixels: a function of all N images that returns the A anchors, which mixes a batch; by default the linear
             blend of Mixup.
         own: [A] int64, the first parent of each anchor; by default image a is that of anchor a.
         images: N; by default as many as there are anchors.
@@ -132,7 +132,7 @@ class Mixture:
         """Index [A] and share [A] of each parent; the shares of an anchor sum to 1.
 
         Args:
-            dtype: of the shares; by default that of `lam`.
+            dtype: the type of the shares; by default that of `lam`.
             rows: the anchors, all by default.
         """
         rows = slice(None) if rows is None else rows
@@ -183,7 +183,7 @@ class Mixture:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the mixed batch is the batch itself (known without looking at any value)."""
+        """True if the mixed batch is the batch itself (known without looking at any value)."""
         return self.pixels is unmixed
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Mixture:
 
 
 def unmixed(images: Tensor) -> Tensor:
-    """The pixels of `Identity`: the same tensor, so that whoever encodes a tensor once a step encodes it once."""
+    """The pixels of `Identity`: the same tensor, so that an encoder memoized per tensor runs once."""
     return images
 
 
@@ -225,7 +225,7 @@ def check_size(images: Tensor, size: tuple[int, int]) -> None:
 
 
 def inside_boxes(box: Tensor, size: tuple[int, int]) -> Tensor:
-    """Whether each pixel is in the box (top, bottom, left, right) of its image. [N, 4] -> [N, H, W]"""
+    """True where a pixel is in the box (top, bottom, left, right) of its image. [N, 4] -> [N, H, W]"""
     top, bottom, left, right = box.unsqueeze(-1).unbind(1)
     row = torch.arange(size[0], device=box.device)
     column = torch.arange(size[1], device=box.device)
@@ -291,7 +291,7 @@ class Select:
     """The pixels of FMix and PatchMix: each pixel from one of the parents.
 
     Args:
-        others: [N] int64 each, the parents of image i beside itself.
+        others: [N] int64 each, the parents of image i besides itself.
         chosen: [N, H, W], what each pixel is from: 0 for image i itself, 1 for the first of the others, and so on.
     """
 
@@ -336,10 +336,10 @@ class Mixer(ABC):
 
         Args:
             images: [N, C, …, H, W]; only its shape, device and dtype are read.
-            generator: where everything random comes from; a list of G mixes the batch in G groups, one from each.
-            mix_groups: with one generator, the number of groups that the batch is mixed in: image i finds its partner
+            generator: the generator of everything random; a list of G mixes the batch in G groups, one from each.
+            mix_groups: the number of groups that the batch is mixed in, with one generator: image i finds its partner
                 within its group, and a lam per batch is one per group.
-            mix_strength: what the partner's share, 1 - lam, is multiplied by: 0 mixes nothing (see `mix_strength_at`).
+            mix_strength: the factor of the partner's share, 1 - lam: 0 mixes nothing (see `mix_strength_at`).
         """
 
 
@@ -460,19 +460,7 @@ class BetaMixer(Mixer):
             )
         each = count // groups
         rows = {"image": each, "pair": (each + 1) // 2, "batch": 1}[self.lam_per]
-        uniform, permutation, chance = [], [], []
-        for source in generators:
-            # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
-            dtype = torch.float32 if source.device.type == "mps" else torch.float64
-            uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
-            if self.partner != "reversal":
-                permutation.append(torch.randperm(each, generator=source, device=source.device))
-            if self.prob < 1:  # drawn last: lam, boxes and partners are those of prob = 1
-                chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
-        if extra := self.extra_uniforms(images):  # after all groups: lam, boxes and partners are those of CutMix
-            for group, source in enumerate(generators):
-                own_draws = torch.rand(rows, extra, generator=source, device=source.device, dtype=uniform[group].dtype)
-                uniform[group] = torch.cat([uniform[group], own_draws], dim=1)
+        uniform, permutation, chance = self._draw_numbers(images, generators, each, rows)
         order = torch.stack(permutation) if permutation else torch.arange(each).expand(groups, each)
         place = order.argsort(1)  # where each image stands in the order of pairs: p is paired with each - 1 - p
         row = torch.minimum(place, each - 1 - place) if self.lam_per == "pair" else torch.arange(each) % rows
@@ -513,8 +501,27 @@ class BetaMixer(Mixer):
         smaller = torch.minimum(pairs, order.flip(1)[:, : (each + 1) // 2]).sort(1).values
         return mixture.only((first.unsqueeze(1) + smaller.to(images.device, non_blocking=True)).reshape(-1))
 
+    def _draw_numbers(
+        self, images: Tensor, generators: Sequence[torch.Generator], each: int, rows: int
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Everything random, a tensor per group: uniforms [rows, …], the order [each], a chance [rows] if prob < 1."""
+        uniform, permutation, chance = [], [], []
+        for source in generators:
+            # MPS has no float64; everywhere else 53 random bits keep the tails of a small alpha.
+            dtype = torch.float32 if source.device.type == "mps" else torch.float64
+            uniform.append(torch.rand(rows, UNIFORMS, generator=source, device=source.device, dtype=dtype))
+            if self.partner != "reversal":
+                permutation.append(torch.randperm(each, generator=source, device=source.device))
+            if self.prob < 1:  # drawn last: lam, boxes and partners are those of prob = 1
+                chance.append(torch.rand(rows, generator=source, device=source.device, dtype=dtype))
+        if extra := self.extra_uniforms(images):  # after all groups: lam, boxes and partners are those of CutMix
+            for group, source in enumerate(generators):
+                own_draws = torch.rand(rows, extra, generator=source, device=source.device, dtype=uniform[group].dtype)
+                uniform[group] = torch.cat([uniform[group], own_draws], dim=1)
+        return uniform, permutation, chance
+
     def extra_uniforms(self, images: Tensor) -> int:
-        """How many random numbers `compose` needs per image, beyond two."""
+        """The number of random numbers per image that `compose` needs, beyond two."""
         return 0
 
     @abstractmethod
@@ -523,7 +530,7 @@ class BetaMixer(Mixer):
 
         Args:
             images: [N, C, …, H, W]; only its shape, device and dtype are read.
-            partner: [N] int64; [N, parents - 1] in a mixer of more than two parents.
+            partner: [N] int64; [N, parents - 1] for a mixer of more than two parents.
             lam: [N] in the highest precision that the device has. The lam of the mixture is the share of pixels that
                 is really image i's.
             uniform: [N, 2 + extra_uniforms(images)] in [0, 1); the first two are the center of CutMix's box. With one
@@ -653,7 +660,7 @@ class FMix(BetaMixer):
 
 
 def largest(values: Tensor, count: Tensor) -> Tensor:
-    """Which of the float32 values [N, P] are among the `count` [N] largest of their row; equals of the last are, too.
+    """True for the `count` [N] largest of the float32 values [N, P] of each row, and for equals of the last of them.
 
     The last one is found bit by bit, faster than by sorting: floats are in the order of the integers of their bits.
     """
@@ -672,7 +679,7 @@ class PatchMix(BetaMixer):
     """A grid of cells, each taken at random from one of `parents` images (Shen et al., 2023).
 
     Of two images, image i has `lam` of the cells. Of more, all have the same chance at each cell, whatever `alpha` is,
-    and the parents beside image i are the next ones in the batch, or in a random order of it.
+    and the parents besides image i are the next ones in the batch, or in a random order of it.
 
     Args:
         grid: cells per side.
@@ -796,7 +803,7 @@ class RandomChoice(Mixer):
 
 
 def mix_strength_at(progress: float, warmup: tuple[float, float] | None) -> float:
-    """How strong mixtures are when this share of training is done: 0 before `warmup[0]`, 1 from `warmup[1]` on."""
+    """The strength of mixtures when this share of training is done: 0 before `warmup[0]`, 1 from `warmup[1]` on."""
     if warmup is None:
         return 1.0
     start, stop = warmup
@@ -873,5 +880,5 @@ def check_batch(images: Tensor) -> None:
 
 
 def lam_dtype(images: Tensor) -> torch.dtype:
-    """lam is float32 whatever the images are, so that it stays the true share of pixels; float64 beside float64."""
+    """lam is float32 whatever the images are, so that it stays the true share of pixels; float64 with float64."""
     return torch.float64 if images.dtype == torch.float64 else torch.float32

@@ -110,7 +110,7 @@ def ema_update(target: nn.Module, online: nn.Module, momentum: float | Tensor) -
     """`target = momentum * target + (1 - momentum) * online`, for the parameters.
 
     By torch's own lerp over all tensors at once: exact at momentum 0 and 1, and a few kernel launches on an accelerator
-    (`benchmarks/step.py` has the other forms beside it). A momentum that is a tensor is not checked, which would wait
+    (`benchmarks/step.py` compares the other forms). A momentum that is a tensor is not checked, which would wait
     for the accelerator.
     """
     if not isinstance(momentum, Tensor):
@@ -160,7 +160,7 @@ class KeyQueue(nn.Module):
 
 
 class SplitBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm over `splits` consecutive parts of the batch, each by its own statistics, as on so many devices.
+    """Batch norm over `splits` consecutive parts of the batch, each by its own statistics, as on that many devices.
 
     MoCo on one device needs it: where queries and keys share their batch statistics, the network can cheat. The running
     statistics move once a pass, to the mean over the parts.

@@ -56,7 +56,7 @@ class Objective:
         self, images: Tensor, generator: Generators, *, mix_groups: int = 1, mix_strength: float = 1.0
     ) -> list[Term]:
         """One mixture per term, for a batch shaped like `images`: draw once per step, apply to all views."""
-        # A mixer of somebody's own need not know of mix_strength unless it is asked for.
+        # A custom mixer need not know of mix_strength unless it is asked for.
         options: dict[str, float] = {} if mix_strength == 1 else {"mix_strength": mix_strength}
         return [
             Term(weight, mixer.draw(images, generator, mix_groups=mix_groups, **options))

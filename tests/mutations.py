@@ -249,7 +249,7 @@ MUTATIONS: list[Mutation] = [
             "::test_position_embeddings_are_resized_as_timms",
         ),
         (
-            'if key.rpartition(".")[2] in POSITIONS else None',
+            'if key.rpartition(".")[2] in POS_EMBED_KEYS else None',
             "if key == name else None",
             "::test_weights_of_a_vit_fit_images_of_another_size",
         ),

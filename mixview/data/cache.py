@@ -1,4 +1,4 @@
-"""Where mixview keeps what it would otherwise make again."""
+"""The cache folder, for what mixview would otherwise make again."""
 
 import errno
 import os

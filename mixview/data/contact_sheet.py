@@ -102,7 +102,7 @@ def draw_objects(picture: Pixels, objects: Objects | None) -> Pixels:
 
 
 def shorten(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> str:
-    """As much of a text as fits."""
+    """Shorten a text to what fits."""
     if font.getlength(text) <= width:
         return text
     while text and font.getlength(f"{text}…") > width:
@@ -111,7 +111,7 @@ def shorten(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.Imag
 
 
 def picture_format(path: Path) -> str:
-    """How Pillow calls the format that a file's name asks for."""
+    """Pillow's name of the format that a file's name asks for."""
     extensions = Image.registered_extensions()
     if (name := extensions.get(path.suffix.lower())) is None:
         raise ValueError(f"{path} does not say the format of the picture: end its name in .png or .jpg")

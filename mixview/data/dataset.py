@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import get_worker_info
 
 from mixview.data.decode import ChooseFactor, Decoder, Mode
-from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError, even_indices
 from mixview.data.value_range import (
+    MAX_SAMPLED,
     StoredValues,
     ValueRange,
     has_eight_bits,
     measure,
     parse_value_range,
-    sample_indices,
 )
 from mixview.io.environment import process_rank
 from mixview.io.terminal import printable, say
@@ -30,8 +30,8 @@ def decoder_for(channels: int, value_range: ValueRange | None = None, *, eight_b
     """A decoder for an encoder of this many channels: to gray for 1, to RGB for 3, else images must be stored so.
 
     Args:
-        channels: of the encoder.
-        value_range: of images that have more than 8 bits, as `find_range` finds it.
+        channels: the number of channels of the encoder.
+        value_range: the value range of images that have more than 8 bits, as `find_range` finds it.
         eight_bits: round these to 8 bits, to look at.
     """
     return Decoder(
@@ -48,7 +48,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
     Args:
         source: the images.
         setting: auto, LO,HI, percentiles such as p1,p99, or window.
-        quiet: whether not to print it.
+        quiet: True to print nothing.
 
     Example:
         >>> from mixview.data import open_dataset
@@ -59,7 +59,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
     decoder = Decoder("stored")
 
     def sample() -> Iterator[StoredValues | None]:
-        for index in sample_indices(source):
+        for index in even_indices(len(source), MAX_SAMPLED).tolist():
             if has_eight_bits(source.name(index)):
                 yield None
                 continue
@@ -73,7 +73,7 @@ def find_range(source: Source, setting: str = "auto", *, quiet: bool = False) ->
 
     measured = measure(sample(), wanted)
     if measured.note and not quiet and process_rank() == 0:
-        announce(source, f"mixview: {measured.note}")
+        log_once(source, f"mixview: {measured.note}")
     return measured.value_range
 
 
@@ -89,46 +89,46 @@ ImageNet's stem would leave 2×2 of 64×64 pixels."""
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """How many images may be bad before reading stops: `count` of them, or `share` of the source if that is more.
+    """The number of bad images that are tolerated: `max_count`, or `max_fraction` of the source if that is more.
 
-    Of a small source `count` may be most of it: never more than `most` of the images may be bad.
+    `max_count` may be most of a small source, so more than `hard_max_fraction` of the images are never tolerated.
     """
 
-    count: int = 10
-    share: float = 0.01
-    most: float = 0.5
+    max_count: int = 10
+    max_fraction: float = 0.01
+    hard_max_fraction: float = 0.5
 
     def allows(self, bad: int, total: int) -> bool:
-        """Whether this many bad images out of `total` are still few."""
-        return bad <= min(max(self.count, int(self.share * total)), int(self.most * total))
+        """Return True if this many bad images out of `total` are still few."""
+        return bad <= min(max(self.max_count, int(self.max_fraction * total)), int(self.hard_max_fraction * total))
 
 
 STRICT = Tolerance(0, 0.0)
 """The first bad image stops."""
 
 
-ANNOUNCED: set[tuple[str, str]] = set()
+LOGGED: set[tuple[str, str]] = set()
 """Lines that were printed already, by source: a command may open several datasets of one."""
 
 
-def announce(source: Source, line: str) -> None:
+def log_once(source: Source, line: str) -> None:
     """Print a line about a source on standard error, once."""
     while (parent := getattr(source, "source", None)) is not None:  # of a part of it
         source = parent
-    if (repr(source), line) in ANNOUNCED:
+    if (repr(source), line) in LOGGED:
         return
-    ANNOUNCED.add((repr(source), line))
+    LOGGED.add((repr(source), line))
     if get_worker_info() is None:
         say(printable(line), sys.stderr)
     else:  # where standard error may be a progress bar of the process that it was forked from, locked
         os.write(2, f"{printable(line)}\n".encode())
 
 
-def announce_left_out(source: Source) -> None:
+def log_left_out(source: Source) -> None:
     """Print what was left out when the source was opened, on the first of several processes."""
     if process_rank() == 0:
         for note in source.notes:
-            announce(source, note)
+            log_once(source, note)
 
 
 @final
@@ -139,7 +139,7 @@ class ImageSample:
     pixels: Pixels
     """[H, W, C]"""
     index: int
-    """Which image it is: the requested one, or the one that replaces it."""
+    """The index of the image: the requested one, or the one that replaces it."""
     full_size: tuple[int, int]
     """Height and width of the whole image, of which the pixels may be a smaller copy."""
 
@@ -153,9 +153,9 @@ class ImageDataset:
     image once, and none tries it twice.
 
     Args:
-        source: where the images come from.
-        decoder: how they are decoded.
-        tolerance: how many may be bad before reading stops with the list of them.
+        source: the source of the images.
+        decoder: the decoder of the images.
+        tolerance: the number of images that may be bad before reading stops with the list of them.
 
     Example:
         >>> from mixview.data import open_dataset
@@ -171,7 +171,7 @@ class ImageDataset:
         self._bad = torch.zeros(len(source), dtype=torch.bool).share_memory_()
         self._reasons: dict[int, str] = {}
         self._check()
-        announce_left_out(source)
+        log_left_out(source)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -194,7 +194,7 @@ class ImageDataset:
             except BadImage as error:
                 bad[candidate] = True
                 self._reasons[candidate] = error.reason
-                announce(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
+                log_once(self.source, f"skipped {self.source.name(candidate)}: {error.reason}")
                 self._check()
         raise SourceError(f"none of the {total} images can be read: {self._list()}")
 
@@ -225,7 +225,7 @@ class ImageDataset:
         return {**self.source.skipped, **unreadable}
 
     def _reason(self, index: int) -> str:
-        """Why an image is bad; one that another process met is tried again."""
+        """The reason why an image is bad; one that another process met is tried again."""
         if index not in self._reasons:
             try:
                 self.decode(index)
@@ -240,9 +240,10 @@ class ImageDataset:
         total = len(self.source) + len(self.source.skipped)
         allowed = self.tolerance
         if not allowed.allows(count, total):
+            limits = f"{allowed.max_count} or {allowed.max_fraction:.1%}, and at most {allowed.hard_max_fraction:.0%}"
             raise SourceError(
-                f"{count} of {total} images are bad ({self._list()}), more than the {allowed.count} "
-                f"or {allowed.share:.1%}, and at most {allowed.most:.0%}, that are tolerated: repair or remove them"
+                f"{count} of {total} images are bad ({self._list()}), more than the {limits}, that are tolerated: "
+                "repair or remove them"
             )
 
     def _list(self) -> str:

@@ -1,4 +1,4 @@
-"""From the bytes of an image file to pixels, read as a person would see them.
+"""Pixels of an image file from its bytes, read as a person would see them.
 
 EXIF orientation is applied, CMYK and palettes become RGB, what is transparent shows white behind it, and of an
 animation the first frame is taken. What cannot be read raises `BadImage` with the name of the file and the reason.
@@ -129,8 +129,9 @@ class Decoder:
 
         Args:
             data: the file's bytes, or the array.
-            name: what the error message calls it.
-            choose_factor: is asked, where the format can be decoded smaller, by how much; the result may be whole.
+            name: the name of the image in the error message.
+            choose_factor: a function of the size that returns how much smaller to decode, where the format can be; the
+                result may be whole.
         """
         pixels = self._decode(data, name, choose_factor)
         count = pixels.shape[2]
@@ -167,7 +168,7 @@ class Decoder:
             raise BadImage(name, f"is broken or truncated ({error})") from error
 
     def stored_values(self, data: bytes | Values, name: str) -> StoredValues | None:
-        """What is stored of an image that has, or may have, more than 8 bits; None of one that has 8."""
+        """The stored values of an image that has, or may have, more than 8 bits; None for one that has 8."""
         if isinstance(data, np.ndarray):
             return None if data.dtype == np.uint8 else StoredValues(checked(data, name))
         if data.startswith(JPEG_START) or self.mode == "palette":
@@ -235,7 +236,7 @@ class Decoder:
         else:
             if limits is None or limits.low is None:
                 if stored.window is None:
-                    raise BadImage(name, "has no window of its own: give --value_range LO,HI or p1,p99")
+                    raise BadImage(name, "has no window of its own: pass --value_range LO,HI or p1,p99")
                 limits = ValueRange(*stored.window)
             pixels, white = limits.scale(values), 1
         if stored.inverted:
@@ -285,7 +286,7 @@ class Decoder:
 
 
 def has_application_data(data: bytes) -> bool:
-    """Whether a JPEG has a segment in which EXIF or XMP could say how it is to be turned, or looks odd."""
+    """Return True if a JPEG has a segment in which EXIF or XMP could say how it is to be turned, or looks odd."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -316,7 +317,7 @@ def load_smaller(image: Image.Image, data: bytes, name: str, choose_factor: Choo
 
 @functools.cache
 def heic_plugin() -> Any:
-    """What opens HEIC, as Pillow's own plugins do; None where pillow-heif is not installed."""
+    """The plugin that opens HEIC, as Pillow's own plugins do; None where pillow-heif is not installed."""
     try:
         # The class alone: to register it would change Pillow for the whole program.
         return importlib.import_module("pillow_heif").HeifImageFile
@@ -325,7 +326,7 @@ def heic_plugin() -> Any:
 
 
 def reads(suffix: str) -> bool:
-    """Whether a file whose name ends like this is taken for an image."""
+    """Return True if a file whose name ends like this is taken for an image."""
     return (
         suffix in IMAGE_SUFFIXES
         or (suffix in HEIC_SUFFIXES and heic_plugin() is not None)
@@ -335,17 +336,17 @@ def reads(suffix: str) -> bool:
 
 @functools.cache
 def has_pydicom() -> bool:
-    """Whether DICOM can be read."""
+    """Return True if DICOM can be read."""
     return importlib.util.find_spec("pydicom") is not None
 
 
 def reads_array(suffix: str) -> bool:
-    """Whether a file whose name ends like this may be an image that was saved as an array."""
+    """Return True if a file whose name ends like this may be an image that was saved as an array."""
     return suffix in ARRAY_SUFFIXES
 
 
 def unread_remedy(suffix: str) -> str | None:
-    """What to do about a picture of a kind that is not read; None for what is read, and for what is not a picture."""
+    """The remedy for a picture of a kind that is not read; None for what is read, and for what is not a picture."""
     if suffix in HEIC_SUFFIXES and heic_plugin() is None:
         return HEIC_REMEDY
     if suffix in DICOM_SUFFIXES and not has_pydicom():
@@ -400,7 +401,7 @@ def open_heic(data: bytes, name: str) -> ImageFile.ImageFile:
 
 
 def orientation(image: Image.Image) -> int | None:
-    """How EXIF says that the image is to be turned; EXIF that cannot be read says nothing."""
+    """The way EXIF says that the image is to be turned; EXIF that cannot be read says nothing."""
     try:
         value = image.getexif().get(ORIENTATION)
         return int(value) if value in UPRIGHT else None
@@ -489,13 +490,13 @@ def eight_bits(values: Values, name: str) -> Pixels:
     if values.dtype.kind == "f" or low < 0 or high > 65535:
         raise BadImage(
             name,
-            f"has values of type {values.dtype} from {low:g} to {high:g}: give --value_range, which values are black "
+            f"has values of type {values.dtype} from {low:g} to {high:g}: pass --value_range, which values are black "
             "and white, or save it with 8 or 16 bits",
         )
     if 0 < high < 4096:
         raise BadImage(
             name,
-            f"uses {int(high).bit_length()} of its 16 bits, values up to {high}: give --value_range, which values are "
+            f"uses {int(high).bit_length()} of its 16 bits, values up to {high}: pass --value_range, which values are "
             "black and white",
         )
     return ((values.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)

@@ -31,9 +31,9 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from mixview.data.dataset import announce
+from mixview.data.dataset import log_once
 from mixview.data.decode import Decoder, largest_factor, open_encoded
-from mixview.data.sources.base import BadImage, Objects, Pixels, Source
+from mixview.data.sources.base import BadImage, Objects, Pixels, Source, even_indices
 from mixview.data.sources.identity import content_hashes
 from mixview.data.sources.splits import Subset
 from mixview.io.atomic import open_regular
@@ -53,7 +53,7 @@ SUBSAMPLING = "420"
 larger and a third slower to decode, and most photographs do not have it to begin with."""
 
 SAMPLED = 32
-"""Images whose content is part of the key, beside the names and sizes of all."""
+"""Images whose content is part of the key, besides the names and sizes of all."""
 
 HEADER = struct.Struct("<24s40s")
 MAGIC = b"mixview image cache\n"
@@ -64,7 +64,7 @@ MAX_LENGTH = 1 << 28
 """Bytes of an image; more than that is no record of ours."""
 
 LOCK_SECONDS = 30.0
-"""How long to wait for other processes, which hold the lock for milliseconds."""
+"""Time to wait for other processes, which hold the lock for milliseconds."""
 
 
 def default_size(view_size: int) -> int:
@@ -88,7 +88,7 @@ class ImageCache:
 
     Args:
         path: the file, which is made if it is not there.
-        key: what the images are; a file of other ones is not touched.
+        key: the identity of the images; a file of other ones is not touched.
         count: number of images.
     """
 
@@ -129,7 +129,7 @@ class ImageCache:
 
     @property
     def writable(self) -> bool:
-        """Whether images can still be added."""
+        """True if images can still be added."""
         return bool(self._state[1])
 
     def get(self, index: int) -> bytes | None:
@@ -256,8 +256,8 @@ class ShrunkImages(Source):
 
     Args:
         source: the images.
-        size: what the shorter side is shrunk to.
-        decoder: how they are decoded.
+        size: the length that the shorter side is shrunk to.
+        decoder: the decoder of the images.
         cache: keeps them, by their index in the source that `source` is a part of.
         exact_decoding: shrink what was decoded whole; otherwise at the nearest of the sizes that decoders offer.
     """
@@ -302,7 +302,7 @@ class ShrunkImages(Source):
             try:
                 self.cache.put(number, shrunk)
             except CacheError as error:
-                announce(self, str(error))
+                log_once(self, str(error))
         return shrunk
 
     def name(self, index: int) -> str:
@@ -351,9 +351,9 @@ class CacheFolder:
     """The caches in a folder, one per source, of images that are shrunk in one way.
 
     Args:
-        folder: where they are; made if it is not there. None shrinks the images each time.
-        size: what the shorter side is shrunk to.
-        decoder: how images are decoded.
+        folder: the folder of the caches, made if it is not there; None shrinks the images each time.
+        size: the length that the shorter side is shrunk to.
+        decoder: the decoder of the images.
         exact_decoding: shrink what was decoded whole.
     """
 
@@ -402,8 +402,8 @@ class CacheFolder:
         return cache
 
     def _key(self, whole: Source) -> str:
-        """What decides the content of a cache."""
-        sample = np.unique(np.linspace(0, len(whole) - 1, SAMPLED).astype(np.int64)).tolist()
+        """Everything that decides the content of a cache."""
+        sample = even_indices(len(whole), SAMPLED).tolist()
         images = [whole.fingerprint(), content_hashes(whole, sample).tolist(), self.decoder.mode]
         how = [FORMAT, self.size, QUALITY, SUBSAMPLING, self.exact_decoding]
         return hashlib.blake2b(json.dumps([images, how]).encode(), digest_size=12).hexdigest()

@@ -14,9 +14,10 @@ resumes in the middle of an epoch.
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, Protocol, final
 
 import numpy as np
@@ -49,7 +50,7 @@ MAX_BATCHED_PIXELS = 128 * 128
 """Images of at most this many pixels are gathered and augmented in one call; larger ones as they come."""
 
 
-class ImageSample(Protocol):
+class SampleLike(Protocol):
     """An image as it was read."""
 
     @property
@@ -57,7 +58,7 @@ class ImageSample(Protocol):
 
     @property
     def index(self) -> int:
-        """Which image it is: the requested one, or one that replaces it."""
+        """The index of the image: the requested one, or one that replaces it."""
 
 
 class Images(Protocol):
@@ -65,18 +66,18 @@ class Images(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> ImageSample: ...
+    def __getitem__(self, index: int, /) -> SampleLike: ...
 
 
 @final
 @dataclass(slots=True)  # not frozen: that takes three times as long to make, for every image
-class Sample:
+class SeededSample:
     """An image that is to become views."""
 
     pixels: Pixels
     """[H, W, C]"""
     index: int
-    """Which image it is: the requested one, or one that replaces it."""
+    """The index of the image: the requested one, or one that replaces it."""
     seed: int
     """The seed of its views."""
     full_size: tuple[int, int]
@@ -84,16 +85,20 @@ class Sample:
 
 
 Kind = tuple[tuple[int, ...], np.dtype[Any], tuple[int, int]]
-"""What images have in common that become views in one call: shape, type and full size."""
+"""The properties that images have in common that become views in one call: shape, type and full size."""
+
+
+def kind_of(sample: SeededSample) -> Kind:
+    return sample.pixels.shape, sample.pixels.dtype, sample.full_size
 
 
 @final
 class SampleReader:
-    """Reads images by key, as far as their views need them.
+    """A reader of images by key, as far as their views need them.
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         exact_decoding: decode large images whole, even where views show them much smaller.
     """
@@ -104,14 +109,14 @@ class SampleReader:
         self._dataset = images if isinstance(images, ImageDataset) else None
         self._choose_factor = None if exact_decoding else numba_backend.decode_factor(policy)
 
-    def __call__(self, key: Key) -> Sample:
+    def __call__(self, key: Key) -> SeededSample:
         epoch, index = key
         seed = seed_from("views", self.seed, epoch, index)
         if self._dataset is None or self._choose_factor is None:
             sample = self.images[index]
-            return Sample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
+            return SeededSample(sample.pixels, sample.index, seed, sample.pixels.shape[:2])
         loaded = self._dataset.load(index, partial(self._choose_factor, seed))
-        return Sample(loaded.pixels, loaded.index, seed, loaded.full_size)
+        return SeededSample(loaded.pixels, loaded.index, seed, loaded.full_size)
 
 
 @final
@@ -123,7 +128,7 @@ class ViewDataset(Dataset[Item]):
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         backend: the native kernel, or the plain reference.
         exact_decoding: decode large images whole, even where views show them much smaller.
@@ -154,47 +159,31 @@ class ViewDataset(Dataset[Item]):
         """The batch of these keys, in their order."""
         views = tuple[Tensor, ...]()
         indices = list[int]()
-        waiting = list[Sample]()
-        kind: Kind | None = None
-        alone = False
-
-        def make() -> None:
-            """The views of the images that wait, which are the last that were read."""
-            start = len(indices) - len(waiting)
-            rows = [view[start : len(indices)] for view in views]
-            first = waiting[0]
-            if self.backend == "numba":
-                seeds = [sample.seed for sample in waiting]
-                images = np.stack([sample.pixels for sample in waiting]) if len(waiting) > 1 else first.pixels[None]
-                numba_backend.fill_views(images, seeds, self.policy, rows, first.full_size)
-            else:
-                pixels = to_tensor(first.pixels)
-                reference_views = reference.make_views(pixels, self.seed, *keys[start], self.policy, first.full_size)
-                for row, view in zip(rows, reference_views, strict=True):
-                    row.copy_(view[None])
-            waiting.clear()
-
-        for key in keys:
-            sample = self.read(key)
-            own = sample.pixels.shape, sample.pixels.dtype, sample.full_size
-            if own != kind:  # what follows is the same for all of one kind
-                if waiting:
-                    make()
-                kind = own
-                height, width, channels = sample.pixels.shape
-                if not views:
-                    views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
-                check_channels(sample, views[0].shape[1])
-                alone = self.backend == "reference" or height * width > MAX_BATCHED_PIXELS
-            waiting.append(sample)
-            indices.append(sample.index)
-            if alone:
-                make()
-        if waiting:
-            make()
+        for (shape, _, _), group in groupby(map(self.read, keys), key=kind_of):
+            height, width, channels = shape
+            if not views:
+                views = tuple(new_tensor((len(keys), channels, view.size, view.size)) for view in self.policy)
+            alone = self.backend == "reference" or height * width > MAX_BATCHED_PIXELS
+            for samples in ([sample] for sample in group) if alone else [list(group)]:
+                check_channels(samples[0], views[0].shape[1])
+                start, stop = len(indices), len(indices) + len(samples)
+                self._fill([view[start:stop] for view in views], samples, keys[start])
+                indices += [sample.index for sample in samples]
         if not views:
             raise ValueError("a batch of no images has no views")
         return views, torch.tensor(indices)
+
+    def _fill(self, rows: Sequence[Tensor], samples: Sequence[SeededSample], key: Key) -> None:
+        """Write the views [n, C, S, S] of samples of one kind, the first of which has this key."""
+        first = samples[0]
+        if self.backend == "numba":
+            seeds = [sample.seed for sample in samples]
+            images = np.stack([sample.pixels for sample in samples]) if len(samples) > 1 else first.pixels[None]
+            numba_backend.fill_views(images, seeds, self.policy, rows, first.full_size)
+            return
+        views = reference.make_views(to_tensor(first.pixels), self.seed, *key, self.policy, first.full_size)
+        for row, view in zip(rows, views, strict=True):
+            row.copy_(view[None])
 
 
 @final
@@ -203,7 +192,7 @@ class RawBatchDataset(Dataset[RawBatch]):
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         seed: seed of the views.
         exact_decoding: decode large images whole, even where views show them much smaller.
     """
@@ -231,7 +220,7 @@ class RawBatchDataset(Dataset[RawBatch]):
         )
 
 
-def check_channels(sample: Sample, channels: int) -> None:
+def check_channels(sample: SeededSample, channels: int) -> None:
     """Raise if an image has other channels than its batch."""
     if sample.pixels.shape[2] != channels:
         raise ValueError(
@@ -246,11 +235,11 @@ def keep_batch(batch: Any) -> Any:
 
 
 class WorkerDied(RuntimeError):
-    """A process that reads images ended: the message says what to do about it."""
+    """A worker of the DataLoader died: the message says what to do about it."""
 
 
 def explain_lost_worker(error: BaseException) -> WorkerDied | None:
-    """What torch says when a worker has died, in one sentence; None for any other error.
+    """torch's error for a worker that died, in one sentence; None for any other error.
 
     torch raises it wherever the main process is at that moment, in the middle of a training step as well, or while a
     checkpoint is written, which then fails in its turn.
@@ -261,8 +250,8 @@ def explain_lost_worker(error: BaseException) -> WorkerDied | None:
     if match is None:
         return None if error.__context__ is None else explain_lost_worker(error.__context__)
     return WorkerDied(
-        f"a process that reads images died ({match[2]}, process {match[1]}): if memory is short, use fewer --workers; "
-        "--workers 0 reads without such processes"
+        f"a DataLoader worker died ({match[2]}, process {match[1]}): if memory is short, use fewer --workers; "
+        "--workers 0 loads data in the main process"
     )
 
 
@@ -304,7 +293,7 @@ class Loader(DataLoader[Any]):
     """torch's loader for whole batches, whose errors are those of the dataset, and which says when a worker died.
 
     Args:
-        dataset: makes a batch of a list of keys, or one item of a key.
+        dataset: a dataset that makes a batch of a list of keys, or one item of a key.
         workers: worker processes; 0 for this process.
         options: further options of torch's loader.
     """
@@ -342,7 +331,7 @@ class EpochSampler(Sampler[list[Key]]):
         seed: seed of the order.
         rank: rank of this process.
         world_size: number of processes.
-        shuffle: whether to shuffle at all.
+        shuffle: False for the images in their own order.
         drop_last: leave out the short last batch; otherwise the parts of it may differ by one image, and only one of
             fewer images than there are processes is left out.
 
@@ -435,10 +424,10 @@ def view_loader(
 
     Args:
         images: decoded images by index.
-        policy: how each view is made.
-        sampler: which images when.
+        policy: the augmentation of each view.
+        sampler: the order of the images.
         workers: processes that make views; 0 for the one that trains.
-        pin_memory: so that batches can be copied to a GPU while it computes.
+        pin_memory: page-locked memory, from which batches can be copied to a GPU while it computes.
         prefetch: batches that each worker is ahead.
         backend: the native kernel, or the plain reference: the same views to four decimals.
         device: make the views there instead, of pixels that the workers send: again the same to four decimals.
@@ -480,7 +469,7 @@ class DeviceViewLoader:
 
     Args:
         raw_batches: the loader of raw batches.
-        policy: how each view is made.
+        policy: the augmentation of each view.
         device: the device.
     """
 

@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from mixview.data.dataset import announce_left_out, find_range
+from mixview.data.dataset import find_range, log_left_out
 from mixview.data.decode import Decoder
 from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
 
@@ -29,7 +29,7 @@ Format = Literal["jpeg", "pixels"]
 
 
 class Packed(NamedTuple):
-    """What became of a source."""
+    """The result of packing a source."""
 
     path: Path
     images: int
@@ -50,7 +50,7 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
     lengths: list[int] = []
     shape: tuple[int, ...] | None = None
     bad: dict[str, str] = {}
-    announce_left_out(source)
+    log_left_out(source)
     with tempfile.TemporaryFile(dir=out.parent) as data:
         for index in track(
             range(len(source)), f"packing {len(source)} images", console=Console(stderr=True), transient=True
@@ -79,21 +79,25 @@ def pack(source: Source, out: Path, size: int = 256, format: Format = "jpeg", qu
         partial = out.with_name(out.name + ".partial")
         try:
             with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
-                if format == "jpeg":
+                if shape is None:
                     add_file(archive, "jpeg", data, (sum(lengths),))
                     add_array(archive, "offsets", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
                 else:
-                    assert shape is not None
                     add_file(archive, "images", data, (len(indices), *shape))
-                labels = source.labels()
-                if labels is not None:
-                    add_array(archive, "labels", labels[indices])
-                if source.classes is not None:
-                    add_array(archive, "classes", np.array(source.classes))
+                add_labels(archive, source, indices)
             partial.replace(out)  # whole, or not there at all
         finally:
             partial.unlink(missing_ok=True)
     return Packed(out, len(indices), bad)
+
+
+def add_labels(archive: zipfile.ZipFile, source: Source, indices: list[int]) -> None:
+    """Write the labels of these images and the names of the classes, where the source has them."""
+    labels = source.labels()
+    if labels is not None:
+        add_array(archive, "labels", labels[indices])
+    if source.classes is not None:
+        add_array(archive, "classes", np.array(source.classes))
 
 
 def shrink(pixels: Pixels, size: int) -> Pixels:

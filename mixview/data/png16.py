@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 START = b"\x89PNG\r\n\x1a\n"
 CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}
-"""By color type: gray, RGB, gray with alpha, RGB with alpha."""
+"""The number of channels by color type: gray, RGB, gray with alpha, RGB with alpha."""
 HEADER = 33
 """Bytes up to the end of the first chunk, which says the size and the kind."""
 WHOLE = ((0, 0, 1, 1),)
@@ -20,7 +20,7 @@ ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (
 
 
 def is_png16(data: bytes) -> bool:
-    """Whether a file is a PNG of 16 bits per channel."""
+    """Return True if a file is a PNG of 16 bits per channel."""
     return data.startswith(START) and data[24:25] == b"\x10"
 
 
@@ -77,7 +77,7 @@ def image_chunks(data: bytes) -> Iterator[bytes]:
 
 
 def unfilter_lines(lines: npt.NDArray[np.uint8], step: int) -> bool:
-    """Undo the filters of lines [H, 1 + bytes] in place; whether all of them are known.
+    """Undo the filters of lines [H, 1 + bytes] in place; return True if all of them are known.
 
     Args:
         lines: the number of a filter, then bytes, in each.

@@ -32,12 +32,12 @@ MAX_BYTES_PER_PIXEL = 8
 
 
 def is_dicom(data: bytes) -> bool:
-    """Whether a file is DICOM."""
+    """Return True if a file is DICOM."""
     return data[128:132] == b"DICM"
 
 
 def is_array(data: bytes) -> bool:
-    """Whether a file is .npy or .npz."""
+    """Return True if a file is .npy or .npz."""
     return data.startswith((NPY_START, ZIP_START))
 
 
@@ -68,7 +68,7 @@ def optional(module: str, extra: str, name: str, kind: str) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library says, short."""
+    """A library's message, shortened."""
     return " ".join(str(error).split())[:150] or type(error).__name__
 
 
@@ -76,7 +76,7 @@ def read_tiff(data: bytes, channels: int | None, max_pixels: int, name: str) -> 
     """The first page of a TIFF, or all pages as channels where they are as many as the images' channels.
 
     Args:
-        channels: that images are wanted with, if any number will not do.
+        channels: the number of channels that is wanted, None for any.
     """
     tifffile = optional("tifffile", "tiff", name, "a TIFF of more than 8 bits or four channels")
     try:
@@ -170,7 +170,7 @@ def window_of(dataset: Any, name: str) -> tuple[float, float] | None:
     if function not in ("LINEAR", "LINEAR_EXACT"):
         return None
     if not (np.isfinite(center) and np.isfinite(width)) or width <= 0:
-        raise BadImage(name, "has a window of zero width: correct it, or give --value_range LO,HI")
+        raise BadImage(name, "has a window of zero width: correct it, or pass --value_range LO,HI")
     return center - width / 2, center + width / 2
 
 

@@ -1,4 +1,4 @@
-"""Which values are black and which are white in images of more than 8 bits: given, or measured on a sample.
+"""The values that are black and white in images of more than 8 bits: passed as an option, or measured on a sample.
 
     --value_range auto          # the range that the sample suggests: 0,4095 for 12 bits in a 16-bit file
     --value_range 0,3000        # as given
@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.base import BadImage, SourceError
 
 Values = npt.NDArray[Any]
 """[H, W, C] the numbers that an image is stored as, of any numeric type."""
@@ -85,7 +85,7 @@ class StoredValues:
     window: tuple[float, float] | None = None
     """The values of black and white that the file itself says."""
     inverted: bool = False
-    """Whether the smallest value is white."""
+    """True if the smallest value is white."""
     alpha: npt.NDArray[np.float32] | None = None
     """[H, W, 1] opacity, 0 to 1, where there is any."""
 
@@ -96,7 +96,7 @@ def as_text(number: float) -> str:
 
 
 def parse_value_range(text: str) -> ValueRange | Percentiles | None:
-    """What `--value_range` says; None for auto.
+    """Parse `--value_range`; None for auto.
 
     Example:
         >>> parse_value_range("-1000,400")
@@ -124,7 +124,7 @@ def parse_value_range(text: str) -> ValueRange | Percentiles | None:
     if low == high:
         raise ValueError(f"--value_range {plain[:100]} has zero width, so that every image would be black or white")
     if low > high:
-        raise ValueError(f"--value_range {plain[:100]} is inverted: give the smaller value first")
+        raise ValueError(f"--value_range {plain[:100]} is inverted: pass the smaller value first")
     return Percentiles(low, high) if percentiles else ValueRange(low, high)
 
 
@@ -142,8 +142,8 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
     """The range of a sample of images.
 
     Args:
-        images: what is stored of each; None for one of 8 bits.
-        setting: what the user said; None for auto.
+        images: the stored values of each image; None for one of 8 bits.
+        setting: the setting of the user; None for auto.
     """
     lows, highs, samples, kinds, windows, count, shallow = [], [], [], set[str](), 0, 0, 0
     for image in images:
@@ -171,7 +171,7 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         if setting.low is None and not windows:
             raise SourceError(
                 f"--value_range window is for DICOM files with a window of their own, and none of {count} images that "
-                "were sampled has one: give auto, LO,HI or p1,p99"
+                "were sampled has one: pass auto, LO,HI or p1,p99"
             )
         return Measured(setting)
     if setting is None and windows == count:
@@ -186,20 +186,15 @@ def measure(images: Iterable[StoredValues | None], setting: ValueRange | Percent
         low, high = 0.0, 1.0
     if low == high:
         raise SourceError(
-            f"{count} images that were sampled have no values but {low:g}, which is no range: give --value_range, the "
+            f"{count} images that were sampled have no values but {low:g}, which is no range: pass --value_range, the "
             "values of black and white"
         )
     value_range = ValueRange(low, high)
     return Measured(value_range, f"value_range {value_range}: {what}")
 
 
-def sample_indices(source: Source) -> list[int]:
-    """The images that a range is measured on, evenly chosen."""
-    return [int(index) for index in np.unique(np.linspace(0, len(source) - 1, MAX_SAMPLED).astype(np.int64))]
-
-
 def has_eight_bits(name: str) -> bool:
-    """Whether the name of an image says that it has 8 bits."""
+    """Return True if the name of an image says that it has 8 bits."""
     return Path(name).suffix.lower() in NEVER_DEEP
 
 

@@ -1,4 +1,4 @@
-"""Encoders by name: torchvision's, timm's, a small ResNet and ViT for CPUs, or one's own; and their first weights.
+"""Encoders by name: torchvision's, timm's, a small ResNet and ViT for CPUs, or your own; and their first weights.
 
     backbone = build("resnet50", size=32)          # CIFAR stem, because the images are small; backbone.notes says so
     features = backbone.encoder(images)            # [N, 3, 32, 32] -> [N, backbone.feature_dim]
@@ -36,8 +36,8 @@ Spec = dict[str, str | int]
 BUILTIN = ("small", "small-vit")
 """The networks that are mixview's own."""
 
-GUESSES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
-"""What a file of tensors that does not say its model is tried on."""
+CANDIDATE_BACKBONES = ("resnet50", "resnet18", "small", "resnet34", "resnet101", "resnet152", "wide_resnet50_2")
+"""The backbones that a file of tensors is tried on if it does not say its model."""
 
 
 class Backbone(NamedTuple):
@@ -49,10 +49,10 @@ class Backbone(NamedTuple):
     feature_dim: int
 
     notes: tuple[str, ...]
-    """What was decided, in sentences for the user."""
+    """The decisions that were made, in sentences for the user."""
 
     spec: Spec
-    """What rebuilds the encoder, without its weights: name, size, channels, stem, feature_dim."""
+    """Everything that rebuilds the encoder but its weights: name, size, channels, stem, feature_dim."""
 
 
 def build(
@@ -149,7 +149,7 @@ def construct(
         if stem == "standard":
             raise ValueError('the backbone "small" has only the small stem: leave stem at "auto", or use resnet18')
     elif library == "own":
-        encoder, is_resnet = own_module(short, size=size, channels=channels), False
+        encoder, is_resnet = custom_module(short, size=size, channels=channels), False
     elif library == "torchvision":
         encoder, is_resnet = torchvision_model(short, size, zero_where_possible)
     else:
@@ -254,9 +254,7 @@ def unknown_backbone(name: str) -> ValueError:
     near = difflib.get_close_matches(name.rpartition("/")[2].partition(".")[0], sorted(names), n=5, cutoff=0.5)
     where = "torchvision or timm" if timm_names() else "torchvision (timm is not installed: pip install timm)"
     nearest = f"the nearest are {', '.join(near)}" if near else "for example resnet50, vit_small_patch16_224 or small"
-    return ValueError(
-        f"no backbone {name!r} in {where}: {nearest}; your own module goes by import path, package.module:factory"
-    )
+    return ValueError(f"no backbone {name!r} in {where}: {nearest}; pass your own module as package.module:factory")
 
 
 def torchvision_names() -> list[str]:
@@ -282,7 +280,7 @@ def is_timm(name: str) -> bool:
 
 
 def torchvision_options(name: str, size: int) -> dict[str, Any]:
-    """What torchvision's constructor is given besides the name, for images of this size."""
+    """Arguments of torchvision's constructor besides the name, for images of this size."""
     if name.startswith("vit_"):
         return {"image_size": size}
     if name.startswith("maxvit"):
@@ -301,18 +299,18 @@ def torchvision_model(name: str, size: int, zero_init_residual: bool) -> tuple[n
     try:
         model = cast(nn.Module, models.get_model(name, weights=None, **options))
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise does_not_fit(f"torchvision/{name}", size, error) from error
+        raise size_error(f"torchvision/{name}", size, error) from error
     strip_classifier(model)
     return model, is_resnet
 
 
 def is_timm_resnet(name: str) -> bool:
-    """Whether a timm model is a ResNet, whose stem can be changed."""
+    """Return True if a timm model is a ResNet, whose stem can be changed."""
     return bool(import_optional("timm").models.is_model_in_modules(name, ("resnet", "resnest", "sknet", "res2net")))
 
 
 def timm_options(name: str, size: int, channels: int) -> dict[str, Any]:
-    """What timm's constructor is given besides the name, for such images."""
+    """Arguments of timm's constructor besides the name, for images of this size and this number of channels."""
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
     config = import_optional("timm").get_pretrained_cfg(name)
     fixed = config is not None and config.fixed_input_size and config.input_size[-1] != size
@@ -352,8 +350,8 @@ def timm_model(
         raise
     except Exception as error:
         if pretrained:
-            raise no_download(f"timm/{name}", error) from error
-        raise does_not_fit(f"timm/{name}", size, error) from error
+            raise download_error(f"timm/{name}", error) from error
+        raise size_error(f"timm/{name}", size, error) from error
     return model, is_resnet
 
 
@@ -445,14 +443,14 @@ def check_crops(encoder: nn.Module, name: str, *, size: int, crop: int, channels
         ) from error
 
 
-def does_not_fit(name: str, size: int, error: Exception) -> ValueError:
+def size_error(name: str, size: int, error: Exception) -> ValueError:
     return ValueError(
         f"{name} cannot be made for images of {size} pixels ({first_line(error)}): use another size (224 suits most "
         "models) or another backbone (ResNets take any)"
     )
 
 
-def no_download(name: str, error: Exception) -> ConnectionError:
+def download_error(name: str, error: Exception) -> ConnectionError:
     return ConnectionError(
         f"the ImageNet weights of {name} could not be fetched ({first_line(error)}): check the connection, or "
         "fetch the file elsewhere and pass its path as weights"
@@ -462,8 +460,8 @@ def no_download(name: str, error: Exception) -> ConnectionError:
 # One's own module
 
 
-def own_module(name: str, *, size: int, channels: int) -> nn.Module:
-    """What `package.module:factory` makes; passed `channels` and `size` if it takes them."""
+def custom_module(name: str, *, size: int, channels: int) -> nn.Module:
+    """The module that `package.module:factory` makes; the factory is passed `channels` and `size` if it takes them."""
     factory = import_object(name, "backbone")
     if isinstance(factory, nn.Module):
         return factory
@@ -528,7 +526,7 @@ def imagenet_tensors(name: str, encoder: nn.Module) -> dict[str, Tensor]:
     try:
         tensors = dict(models.get_model_weights(name).DEFAULT.get_state_dict(progress=True, check_hash=True))
     except (OSError, RuntimeError) as error:
-        raise no_download(f"torchvision/{name}", error) from error
+        raise download_error(f"torchvision/{name}", error) from error
     if isinstance(encoder, models.VisionTransformer):
         vision_transformer = import_optional("torchvision.models.vision_transformer")
         resized = vision_transformer.interpolate_embeddings(encoder.image_size, encoder.patch_size, tensors)
@@ -538,7 +536,7 @@ def imagenet_tensors(name: str, encoder: nn.Module) -> dict[str, Tensor]:
 
 def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Stem]:
     """The ResNet and the stem that all of the tensors fit, of those that are usual."""
-    for name in GUESSES:
+    for name in CANDIDATE_BACKBONES:
         stems: tuple[Stem, ...] = ("standard", "small") if name != "small" else ("small",)
         for stem in stems:
             with torch.device("meta"):
@@ -552,7 +550,7 @@ def guess_backbone(tensors: Mapping[str, Tensor], source: str) -> tuple[str, Ste
                 if not foreign:
                     return name, stem
     raise ValueError(
-        f"{source} fits none of {', '.join(GUESSES)} (it starts with {shorten(tensors, 2)}): "
+        f"{source} fits none of {', '.join(CANDIDATE_BACKBONES)} (it starts with {shorten(tensors, 2)}): "
         "pass the backbone that it was made with as --backbone"
     )
 

@@ -3,7 +3,7 @@
     mixview embed runs/first --data photos/ --out features.parquet
 
 A Parquet file has a row per image: `path`, `feature` (D numbers) and, where the images have them, `label` or `labels`.
-A .npy file has the features alone, [N, D], and a .csv beside it the rest, in the same order. The features come from
+A .npy file has the features alone, [N, D], and a .csv next to it the rest, in the same order. The features come from
 mixview's cache (`mixview.encoders.features`), which is made by several processes and resumed after a kill.
 
 With `--patches` an image has a feature for each patch of a grid: in Parquet `grid` is its height and width and
@@ -88,7 +88,7 @@ class Embedding(ComputeConfig, EncoderConfig):
     def embed(self, *, patches: bool = False) -> Embedded:
         """Features of all the images, or of their patches, from the cache or made now."""
         if self.data is None:
-            raise ValueError("there are no images: give --data a folder of them (scenes, to try it out)")
+            raise ValueError("there are no images: pass a folder of them as --data (scenes, to try it out)")
         options: dict[str, Any] = {"kind": self.kind} | (self.data_options or {})
         source = open_dataset(self.data, self.split, **options)
         loaded = self.load_for(source)
@@ -104,7 +104,7 @@ class Embed(Embedding):
     """Write the features of images to a file."""
 
     out: Annotated[str, ROOM] = "features.parquet"
-    """The file to write: .parquet, or .npy with a .csv of paths beside it."""
+    """The file to write: .parquet, or .npy with a .csv of paths next to it."""
     patches: bool = False
     """Write a feature for each patch: a ResNet stage's maps (of avgpool the last ones), or a ViT's patch tokens."""
 
@@ -150,7 +150,7 @@ def embed(encoder: str, **options: Any) -> Path:
 
 
 def describe(embedded: Embedded, data: str) -> dict[str, str]:
-    """What the features are of, for the file's own header."""
+    """A description of the features, for the file's own header."""
     return {
         "encoder": embedded.loaded.name,
         "weights": embedded.loaded.weights_key(),

@@ -40,9 +40,9 @@ def save_encoder(
     """Write the encoder's weights atomically: what was at `path` stays until the new file is on the disk.
 
     Args:
-        path: ends in .safetensors; its folder exists.
-        encoder: as built, or wrapped by `torch.compile` or DDP.
-        spec: what rebuilds it, `Backbone.spec`.
+        path: the file, whose name ends in .safetensors and whose folder exists.
+        encoder: the encoder as built, or wrapped by `torch.compile` or DDP.
+        spec: the specification that rebuilds it, `Backbone.spec`.
         metadata: anything worth knowing later, such as method, epoch and version.
 
     Example:
@@ -71,7 +71,7 @@ def plain_tensors(encoder: nn.Module) -> dict[str, Tensor]:
 
 
 def write_header(spec: Mapping[str, str | int], metadata: Mapping[str, str]) -> str:
-    """What `read_header` reads."""
+    """The header that `read_header` reads."""
     return json.dumps({"version": FORMAT, "spec": dict(spec), "metadata": dict(metadata)}, sort_keys=True)
 
 
@@ -83,7 +83,7 @@ def load_encoder(
     Args:
         path: the file, or the run folder that holds it.
         module: load into this one rather than rebuild it; it must be what was exported.
-        trust_remote_code: import and call the factory of one's own backbone that the file names. That runs its code.
+        trust_remote_code: import and call the factory of a custom backbone that the file names. That runs its code.
 
     Example:
         >>> from mixview.encoders import build
@@ -159,9 +159,9 @@ def rebuild(
 
     Args:
         file: the file that the spec is from.
-        spec: what rebuilds the module.
-        trust_remote_code: call the factory of a backbone of one's own.
-        tensors: what the file holds, to see that it is about as large as the module before that is made.
+        spec: the specification that rebuilds the module.
+        trust_remote_code: call the factory of a custom backbone.
+        tensors: the tensors of the file, to check that they are about as large as the module before that is made.
     """
     name = str(spec["name"])
     make = partial(
@@ -191,10 +191,10 @@ def check_size(
     Args:
         file: the file that names the network.
         name: name of the network.
-        make: makes it.
-        tensors: what the file holds.
+        make: a function that makes the module.
+        tensors: the tensors of the file.
     """
-    if ":" in name:  # one's own, whose code runs once at most
+    if ":" in name:  # a custom backbone, whose code runs once at most
         return
     try:
         with parameters_without_memory():
@@ -207,7 +207,7 @@ def check_size(
     if needed > 2 * held + MAX_EXTRA_PARAMETERS:
         raise ValueError(
             f"the {len(tensors)} tensors of {file} do not fit {name}: they are {held / 1e6:.1f} million numbers, and "
-            f"it has {needed / 1e6:.1f} million; give the file that was exported, or the right --backbone"
+            f"it has {needed / 1e6:.1f} million; pass the file that was exported, or the right --backbone"
         )
 
 

@@ -34,7 +34,7 @@ from mixview.data.augment.torch_backend import new_tensor
 from mixview.data.cache import cache_folder, reserve
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import Loader, WorkerDied, default_workers, to_tensor
-from mixview.data.sources.base import BadImage, Source
+from mixview.data.sources.base import BadImage, Source, even_indices
 from mixview.encoders.loading import ComputeConfig, LoadedEncoder
 from mixview.encoders.transforms import Transform
 from mixview.io.environment import process_rank
@@ -58,14 +58,14 @@ FLUSH_SECONDS = 1.0
 """Time between two waits for the disk."""
 
 START_METHOD = "spawn"
-"""How processes are started: a forked one could not use CUDA."""
+"""The start method of processes: a forked one could not use CUDA."""
 
 SAMPLE = 32
-"""Images whose content is part of the key, beside the names and sizes of all."""
+"""Images whose content is part of the key, besides the names and sizes of all."""
 
 
 class Pool(NamedTuple):
-    """How a stage's maps become about nine thousand numbers: OpenSelfSup's `MultiPooling` of ResNet-50 at 224²."""
+    """The pooling of a stage's maps to about 9,000 numbers: OpenSelfSup's `MultiPooling` of ResNet-50 at 224²."""
 
     kernel: int
     stride: int
@@ -73,7 +73,7 @@ class Pool(NamedTuple):
     made_for: int
     """The side of the maps that the three are for."""
     side: int
-    """What is left of it; maps of another side are pooled to this adaptively, or left as they are if smaller."""
+    """The side after pooling; maps of another side are pooled to this adaptively, or left as they are if smaller."""
 
     def __call__(self, maps: Tensor) -> Tensor:
         """[N, C, H, W] -> [N, C * side * side]"""
@@ -219,7 +219,7 @@ class Features:
     """The features of a source's images, mapped into memory."""
 
     folder: Path
-    """Where they are kept."""
+    """The folder of the arrays."""
     indices: npt.NDArray[np.int64]
     """[M] the images that could be read, by their index in the source."""
     stages: tuple[Stage | PatchStage, ...]
@@ -253,8 +253,8 @@ def extract(
     Args:
         loaded: the encoder.
         source: the images; a bad one is left out, and too many of them stop, as everywhere.
-        transform: how an image becomes the input.
-        stages: which features; all are made in one pass.
+        transform: the transform from an image to the input.
+        stages: the features to extract; all are computed in one pass.
         device: cpu, cuda, mps … or auto.
         devices: processes to make them with, each on an accelerator of its own where there are any.
         workers: processes that read images, for each of these.
@@ -297,7 +297,7 @@ def image_dataset(loaded: LoadedEncoder, source: Source) -> ImageDataset:
 
 
 class Job(NamedTuple):
-    """What features are made of, and the folder that they are written into."""
+    """The inputs of features, and the folder that they are written into."""
 
     folder: Path
     loaded: LoadedEncoder
@@ -328,10 +328,10 @@ def fill(
 
 
 class InferencePlan(NamedTuple):
-    """How images go through a network."""
+    """Batch size and memory format of the images in a network."""
 
     batch_size: int
-    """How many at a time."""
+    """Images per batch."""
     channels_last: bool
 
 
@@ -339,7 +339,7 @@ def plan_inference(module: nn.Module, loaded: LoadedEncoder, device: torch.devic
     """Channels last, unless the network cannot take it; on a CPU as many images as the heap has room for.
 
     glibc takes larger pieces of memory than `HEAP` from the system and gives them back each time, which then clears
-    every page of them anew: of a ResNet-18 on batches of 64 that is a quarter of the time.
+    every page of them again: for a ResNet-18 on batches of 64 that is a quarter of the time.
     """
     largest = 1
 
@@ -371,16 +371,16 @@ def plan_inference(module: nn.Module, loaded: LoadedEncoder, device: torch.devic
 
 @final
 class BlockWriter:
-    """Writes features where they belong, and now and then, when they are on the disk, that they are there.
+    """A writer of features, which from time to time marks the blocks that are on the disk as done.
 
     Args:
-        folder: of the arrays.
-        stages: which there are.
-        name: of the encoder, for errors.
+        folder: the folder of the arrays.
+        stages: the stages to write.
+        name: the name of the encoder, for errors.
         count: number of images.
-        rank: of this process.
+        rank: the rank of this process.
         world_size: number of processes; each writes blocks in turn.
-        advance: shows progress by blocks.
+        advance: a callback that shows progress by blocks.
     """
 
     def __init__(
@@ -497,9 +497,9 @@ def load_blocks(
 
 
 def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stages: Sequence[Stage | PatchStage]) -> str:
-    """What decides the features: weights, images, transform, stages."""
+    """A hash of everything that decides the features: weights, images, transform, stages."""
     content = hashlib.blake2b(digest_size=8)
-    for number in np.unique(np.linspace(0, len(source) - 1, SAMPLE).astype(np.int64)).tolist():
+    for number in even_indices(len(source), SAMPLE).tolist():
         try:
             stored = source.read(number)
         except BadImage:
@@ -513,7 +513,7 @@ def cache_key(loaded: LoadedEncoder, source: Source, transform: Transform, stage
 
 
 def prepare(folder: Path, count: int, widths: Mapping[Stage | PatchStage, int]) -> None:
-    """Make the empty arrays, all at once: beside, then renamed, so that the folder appears atomically."""
+    """Make the empty arrays, all at once: next to the folder, then renamed, so that the folder appears atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -538,7 +538,7 @@ def open_array(folder: Path, name: str) -> Any:
 
 
 def measure_widths(loaded: LoadedEncoder, stages: Sequence[AnyStage]) -> dict[AnyStage, int]:
-    """How many features each stage has."""
+    """The number of features of each stage."""
     parameter = next(loaded.encoder.parameters(), torch.empty(0))
     images = torch.zeros(2, loaded.channels, loaded.size, loaded.size, device=parameter.device)
     with torch.inference_mode():
@@ -568,7 +568,7 @@ def pick_device(name: str, number: int | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if re.fullmatch(r"(cpu|cuda|mps|xpu)(:\d+)?", name) is None:
-        raise ValueError(f"there is no device {name!r}: give cpu, cuda, mps or auto")
+        raise ValueError(f"there is no device {name!r}: pass cpu, cuda, mps or auto")
     require_accelerator(name.partition(":")[0])
     if name == "cuda":
         local = int(os.environ.get("LOCAL_RANK") or 0) if number is None else number
@@ -603,11 +603,11 @@ def spawn(job: Job, device: str, devices: int, workers: int | None, advance: Adv
         raise ValueError(match[1].strip()) from None
     except ProcessExitedException as error:
         raise WorkerDied(
-            f"a process that makes features died ({error}): if memory is short, use fewer --devices or --workers"
+            f"a process that computes features died ({error}): if memory is short, use fewer --devices or --workers"
         ) from None
 
 
 def fill_part(rank: int, job: Job, device: str, world_size: int, workers: int, threads: int) -> None:
-    """What a spawned process does."""
+    """Fill the part of a spawned process."""
     torch.set_num_threads(threads)
     fill(job, pick_device(device, rank), rank, world_size, workers)

@@ -25,7 +25,7 @@ from mixview.io.pickles import read_torch
 from mixview.io.terminal import say
 
 SMALL_SIZE = 32
-"""What an encoder with the small stem is taken to be for, where nothing says it."""
+"""The image size that an encoder with the small stem is taken to be for, where nothing says it."""
 
 FOLDER_FILES = ("model.safetensors", "model.pth", "model.onnx", "model.pt2", "model.pkl", "encoder.safetensors")
 """The files of a folder that are tried, in this order."""
@@ -139,7 +139,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str | None, str | None]
 
 
 def header_of_torch_file(path: Path) -> str | None:
-    """What `mixview export` left beside the tensors, where state dicts keep what is not a tensor."""
+    """The header that `mixview export` left with the tensors, where state dicts keep what is not a tensor."""
     content = read_torch(path)
     entry = getattr(content, "_metadata", {}).get("mixview")
     return entry.get("header") if isinstance(entry, dict) else None

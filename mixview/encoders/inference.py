@@ -43,7 +43,7 @@ class Encoder:
 
     Args:
         loaded: the encoder, with its input size and normalization.
-        device: where it works.
+        device: the device that the encoder runs on.
 
     Example:
         >>> encoder = load("small", size=32, device="cpu")
@@ -134,7 +134,7 @@ def load(
     """An encoder with its preprocessing, ready to be called with images.
 
     Args:
-        encoder: the folder of a run, a file of weights (mixview's or anybody's), or a model by name.
+        encoder: the folder of a run, a file of weights (mixview's or another program's), or a model by name.
         backbone: the model of a file that does not say it; by default the usual ResNet that fits.
         weights: weights for a model by name: imagenet, or a file.
         size: input size in pixels; by default the one it was trained with.
@@ -161,7 +161,7 @@ def load(
 
 
 def is_one(images: Picture | Iterable[Picture]) -> bool:
-    """Whether this is a single image, not several."""
+    """Return True if this is a single image, not several."""
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
     return isinstance(images, str | bytes | os.PathLike | Image.Image)
@@ -174,7 +174,7 @@ def as_tensor(
 
     Args:
         image: any image.
-        channels: of the encoder.
+        channels: the number of channels of the encoder.
         value_range: black and white of files of more than 8 bits.
         choose_factor: is asked by how much a file may be decoded smaller.
     """

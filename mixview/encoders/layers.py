@@ -14,7 +14,7 @@ from torch import nn
 from mixview.encoders.optional import import_optional
 
 BLOCKS = re.compile(r"(layer\d+\.\d+|features\.\d+|encoder\.layers\.encoder_layer_\d+|blocks\.\d+)\.")
-"""How the parameters of a residual block, or of one of a ViT, begin in torchvision's networks and mixview's own."""
+"""The beginning of a block's parameter names (residual or ViT) in torchvision's networks and mixview's own."""
 STAGES = re.compile(r"(layer\d+|features\.\d+|encoder\.layers\.encoder_layer_\d+|blocks\.\d+)\.")
 
 
@@ -44,7 +44,7 @@ def layer_of(encoder: nn.Module, *, coarse: bool = False) -> dict[str, int]:
 
 
 def learning_rate_scales(encoder: nn.Module, decay: float) -> dict[str, float]:
-    """What the learning rate of each parameter is multiplied by: `decay` for the last layer, its square before …
+    """Multipliers of the learning rate of each parameter: `decay` for the last layer, its square before …
 
     These are the groups of timm's `param_groups_layer_decay` for a network with a classifier, in whose place is the
     head of a method.
@@ -60,12 +60,12 @@ def learning_rate_scales(encoder: nn.Module, decay: float) -> dict[str, float]:
 
 
 def freeze(encoder: nn.Module, name: str, stages: int) -> str:
-    """Keep the first layer and so many stages of an encoder as they are, statistics of batch norm too; returns a note.
+    """Freeze the first layer and this many stages of an encoder, statistics of batch norm too; returns a note.
 
     Args:
         encoder: changed in place; copies of it are frozen alike.
         name: the encoder's, for errors.
-        stages: of a ResNet; of a ViT they are blocks.
+        stages: the stages of a ResNet, or the blocks of a ViT.
     """
     layers = layer_of(encoder, coarse=True)
     count = max(layers.values(), default=0)

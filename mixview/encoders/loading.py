@@ -1,4 +1,4 @@
-"""Load an encoder from one string: a run, a model by name, anybody's weights, random initialization, or raw pixels.
+"""Load an encoder from one string: a run, a model by name, weights, random initialization, or raw pixels.
 
     loaded = load("runs/first", natural_size=32)                  # a run's folder, or its encoder.safetensors
     loaded = load("resnet50", natural_size=224, weights="imagenet")
@@ -63,17 +63,17 @@ class LoadedEncoder:
         for name, tensor in self.encoder.state_dict().items():
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise ValueError(
-                    f"the weights {name} in {file} contain NaN or infinity, as after a loss that diverged: give an "
+                    f"the weights {name} in {file} contain NaN or infinity, as after a loss that diverged: pass an "
                     "earlier encoder, or train it again with a lower learning rate"
                 )
         return self
 
     def decoder(self, source: Source, *, eight_bits: bool = False) -> Decoder:
-        """How a source's images are decoded for the encoder.
+        """The decoder of a source's images for the encoder.
 
         Args:
             source: the images; their range is measured where the encoder knows none.
-            eight_bits: for pictures of them.
+            eight_bits: true for 8 bits, for pictures of them.
         """
         return decoder_for(self.channels, self.value_range or find_range(source, quiet=True), eight_bits=eight_bits)
 
@@ -88,7 +88,7 @@ class LoadedEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Which encoder: the options of every command that uses one."""
+    """An encoder: the options of every command that uses one."""
 
     encoder: str
     """A run's folder, a file of weights, a model by name, random, or pixels."""
@@ -137,7 +137,7 @@ class EncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """Where an encoder runs."""
+    """The hardware an encoder runs on."""
 
     device: str = "auto"
     """Device: cpu, cuda, mps, or auto, which takes an accelerator where there is one."""
@@ -175,10 +175,10 @@ def load(
         text: the folder of a run; a .safetensors or torch file; a torchvision or timm model by name; random; pixels.
         natural_size: size of the images, used where nothing else says an input size.
         backbone: the model, for a file that does not say it and for random.
-        weights: for a model by name: imagenet, or a file.
+        weights: imagenet, or a file, for a model by name.
         size: input size; by default the one it was trained with.
         channels: image channels, where the file does not say.
-        seed: for random initialization.
+        seed: the seed of random initialization.
         trust_remote_code: call the factory of a custom backbone that a run's file names.
     """
     if text == "pixels":
@@ -257,7 +257,7 @@ def describe_normalize(normalize: Normalize) -> dict[str, str]:
 
 
 def load_file(file: Path, backbone: str | None, size: int, channels: int) -> LoadedEncoder:
-    """Load anybody's weights into the named backbone or, among the usual ResNets, the one that fits."""
+    """Load another program's weights into the named backbone or, among the usual ResNets, the one that fits."""
     tensors = read_tensors(file)
     stem: backbones.Stem = "standard"
     notes: tuple[str, ...] = ()

@@ -5,7 +5,7 @@
     mixview neighbors runs/first --data photos/ --write_list clean.txt --drop duplicates,outliers
     mixview neighbors runs/first --data photos/ --write_list some.txt --diverse 1000
 
-Writes a contact sheet, and a .csv of the same name beside it. Features are compared by cosine after the mean of the
+Writes a contact sheet, and a .csv of the same name next to it. Features are compared by cosine after the mean of the
 images was taken off, since what all images share says nothing of any. A list is one that `--data` takes: a line for
 each image that is kept, its path and, where there is one, its label.
 """
@@ -38,7 +38,7 @@ from mixview.runs.progress_bar import bar
 
 Find = Literal["alike", "duplicates", "outliers"]
 DROPPED = ("duplicates", "outliers")
-"""What can be left out of a list."""
+"""The images that can be left out of a list."""
 
 DUPLICATE_COSINE = 0.95
 """Minimum cosine of near-duplicates, by default."""
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
     what: Find
     title: str
     images: list[int]
-    """Where in the source they are."""
+    """Indices in the source."""
     scores: list[float]
     """Cosines: with the query, with the first of the group, or the mean one with an outlier's own neighbors."""
 
@@ -79,7 +79,7 @@ class FindNeighbors(Embedding):
     search: SearchMethod = "auto"
     """Search: exact compares every pair; graph (usearch) is for very many images and may miss a few; auto decides."""
     out: Annotated[str, ROOM] = "neighbors.png"
-    """Contact sheet to write, with the list beside it as .csv."""
+    """Contact sheet to write, with the list next to it as .csv."""
     write_list: Annotated[str, ROOM] | None = None
     """List of the images to keep, a .txt file that --data accepts. It needs --drop, --diverse or both."""
     drop: str | None = None
@@ -145,12 +145,12 @@ class FindNeighbors(Embedding):
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """What the list leaves out."""
+        """The kinds of images that the list leaves out."""
         return split_names(self.drop, DROPPED, "--drop")
 
     @property
     def what(self) -> tuple[Find, ...]:
-        """What to find."""
+        """The kind of search."""
         if self.find is not None:
             return (self.find,)
         return ("alike",) if self.query is not None else ("duplicates", "outliers")
@@ -158,7 +158,7 @@ class FindNeighbors(Embedding):
     def check(self) -> None:
         """Raise if the options contradict each other."""
         if self.what == ("alike",) and self.query is None:
-            raise ValueError("there is no query to compare with: give --query an image or a folder of them")
+            raise ValueError("there is no query to compare with: pass an image or a folder of them as --query")
         if self.what != ("alike",) and self.query is not None:
             raise ValueError(f"--find {self.find} takes no query: leave --query {self.query} out")
         if Path(self.out).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
@@ -171,10 +171,10 @@ class FindNeighbors(Embedding):
         """Raise if the options of the list contradict each other, or those of the search."""
         if self.write_list is None:
             if self.dropped or self.diverse is not None:
-                raise ValueError("--drop and --diverse choose the images of a list: give --write_list a file to write")
+                raise ValueError("--drop and --diverse choose the images of a list: pass its file as --write_list")
             return
         if not self.dropped and self.diverse is None:
-            raise ValueError("the list would have all images: give --drop duplicates,outliers, or --diverse a number")
+            raise ValueError("the list would have all images: pass --drop duplicates,outliers or --diverse COUNT")
         if self.query is not None:
             raise ValueError(f"--write_list chooses among the data, without a query: leave --query {self.query} out")
         if Path(self.write_list).suffix.lower() not in (".txt", ".lst"):
@@ -278,7 +278,7 @@ def group_duplicates(near: Neighbors, bank: Tensor, threshold: float) -> list[Fi
 def rank_outliers(near: Neighbors, count: int) -> Finding:
     """The images whose neighbors are farthest, the loneliest first."""
     if near.cosine.shape[1] == 0:
-        raise ValueError("a single image has no neighbors: give --data more of them")
+        raise ValueError("a single image has no neighbors: pass more of them as --data")
     closeness = near.cosine.mean(1)
     order = closeness.argsort(stable=True)[:count]
     return Finding("outliers", "like no other", order.tolist(), closeness[order].tolist())
@@ -323,7 +323,7 @@ def list_lines(embedded: Embedded, places: Sequence[int]) -> Iterator[str]:
 
 
 def renumbered(finding: Finding, embedded: Embedded) -> Finding:
-    """From places among the images that could be read to places in the source."""
+    """Convert indices among the images that could be read to indices in the source."""
     return finding._replace(images=embedded.features.indices[np.array(finding.images, dtype=np.int64)].tolist())
 
 

@@ -1,4 +1,4 @@
-"""What shaped an encoder: every setting of its run that two runs of one experiment have in common.
+"""The settings that determine an encoder: every setting of its run that two runs of one experiment have in common.
 
     about["settings"] = json.dumps(encoder_settings("runs/first"), sort_keys=True)  # written with the encoder
     read_settings(about)["mixing.alpha"]
@@ -14,7 +14,7 @@ from typing import Any
 from mixview.io.archives import read_arrays
 from mixview.io.records import Config, Data, Environment, RecordError, fault_of, flatten, read_dict
 
-NOT_SHAPING = frozenset(
+NON_DETERMINING_SETTINGS = frozenset(
     {
         "accelerator",
         "augment_device",
@@ -44,7 +44,7 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
     (`images`), and the epochs that the run had before it was extended. None if the folder does not say.
     """
     config, data, environment = (
-        try_to_read(Path(path) / name, kind)
+        read_dict_or_none(Path(path) / name, kind)
         for name, kind in (("config.yaml", Config), ("data.json", Data), ("environment.json", Environment))
     )
     if config is None or data is None or environment is None or "fingerprint" not in data:
@@ -55,7 +55,7 @@ def encoder_settings(path: str | Path) -> dict[str, Any] | None:
     resumed = environment.get("resumed", [])
     extended = [entry["extended_from"] for entry in resumed if "extended_from" in entry]
     unmixed = {"mixing"} if config.get("objective") == "sim" else set()
-    shaping = {name: value for name, value in config.items() if name not in NOT_SHAPING | unmixed}
+    shaping = {name: value for name, value in config.items() if name not in NON_DETERMINING_SETTINGS | unmixed}
     return flatten(shaping) | images | ({"extended_from": extended} if extended else {})
 
 
@@ -69,13 +69,13 @@ def image_count(path: Path) -> int | None:
 
 
 def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
-    """What an encoder's file says of its run, with the settings that files of earlier versions lack.
+    """The metadata of an encoder's file, with the settings that files of earlier versions lack.
 
     They come from the run's folder, provided that it says the same of the run as far as the file goes.
     """
     if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
         return about
-    config = try_to_read(path / "config.yaml", Config) or {}
+    config = read_dict_or_none(path / "config.yaml", Config) or {}
     recorded = {"method": (config.get("method") or {}).get("name")}
     recorded |= {name: config.get(name) for name in ("objective", "data", "seed")}
     same = all(str(value) == about[name] for name, value in recorded.items() if name in about)
@@ -91,8 +91,8 @@ def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
     return settings if isinstance(settings, dict) and fault_of(settings) is None else None
 
 
-def try_to_read(path: Path, kind: Any) -> dict[str, Any] | None:
-    """What a file of a run says; None if it cannot be read, or does not fit its schema."""
+def read_dict_or_none(path: Path, kind: Any) -> dict[str, Any] | None:
+    """Read a file of a run; None if it cannot be read, or does not fit its schema."""
     try:
         return read_dict(path, kind)
     except RecordError:

@@ -78,7 +78,7 @@ def find_nearest(bank: Tensor, queries: Tensor, k: int, how: SearchMethod = "aut
     Args:
         bank: features, normalized or not; may be mapped from a file.
         queries: features of the same kind.
-        k: how many; all of a smaller bank.
+        k: the number of neighbors; all of a smaller bank.
         how: `exact` compares every pair, `graph` follows a graph of neighbors (HNSW) and may miss a few; `auto` is
             exact for up to four thousand million pairs.
     """

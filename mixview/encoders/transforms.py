@@ -1,4 +1,4 @@
-"""How an image becomes an encoder's input: its center crop, or all of it squashed into a square."""
+"""Transforms from an image to an encoder's input: its center crop, or all of it squashed into a square."""
 
 from dataclasses import dataclass
 from typing import final

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,24 +28,24 @@ PREFIXES = (
     *("online.", "online_net.", "online_network.", "online_encoder."),  # mixview and BYOL, in four dialects
     *("base_model.", "trunk.", "_feature_blocks."),  # VISSL
 )
-"""What other programs put before an encoder's own names. Target and key encoders have others, and are never taken."""
+"""Prefixes of other programs to an encoder's own names. Target and key encoders have others, and are never taken."""
 
 CONTAINERS = (
     *("state_dict", "model_state_dict", "online_network_state_dict", "model", "encoder", "backbone"),
     *("classy_state_dict", "base_model", "trunk"),  # VISSL, one in the other
     "teacher",  # DINO
 )
-"""Where in a file the tensors are."""
+"""The keys of a file under which the tensors are."""
 
 TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".torch")
 
-POSITIONS = ("pos_embed", "pos_embedding")
-"""How timm and torchvision call the position embeddings of a vision transformer."""
+POS_EMBED_KEYS = ("pos_embed", "pos_embedding")
+"""The names of timm's and torchvision's position embeddings of a vision transformer."""
 
 MAX_PREFIX = 16
 """Class and register tokens in front of the patches, at most."""
 
-FIT = 0.7
+MIN_MATCH_FRACTION = 0.7
 """The least share of tensors that must fit, of the model's and of the file's: ResNet-34 in ResNet-18 is 0.56."""
 
 
@@ -108,6 +108,42 @@ def open_safetensors(path: Path) -> Iterator[Any]:
         ) from error
 
 
+class MatchedTensors(NamedTuple):
+    """Tensors that fit an encoder, under its names, and the names of those that were changed or left out."""
+
+    matching: dict[str, Tensor]
+    resized: list[str]
+    misshapen: list[str]
+    left: list[str]
+
+
+def match_tensors(encoder: nn.Module, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> MatchedTensors:
+    """Match tensors to those of an encoder, `own`, adapting a first convolution and position embeddings."""
+    first = first_convolution(encoder)
+    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
+    matched = MatchedTensors({}, [], [], [])
+    children = [name for name, _ in encoder.named_children()]
+    for full_key, value in tensors.items():
+        key = strip_prefixes(full_key, own, children)
+        if key not in own:
+            matched.left.append(key)
+            continue
+        shape = own[key].shape
+        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
+            value = adapt_channels(value, shape[1])
+        if value.shape == shape:
+            matched.matching.setdefault(key, value)
+            continue
+        change = f"{key} {list(value.shape)} for {list(shape)}"
+        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POS_EMBED_KEYS else None
+        if embeddings is None:
+            matched.misshapen.append(change)
+        elif key not in matched.matching:
+            matched.matching[key] = embeddings
+            matched.resized.append(change)
+    return matched
+
+
 def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str, name: str) -> str:
     """Copy the tensors that fit into the encoder, and say how many did and which did not.
 
@@ -116,32 +152,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
     is changed and an error names the file.
     """
     own = encoder.state_dict()
-    first = first_convolution(encoder)
-    first_weight = f"{first[0]}.weight".lstrip(".") if first else ""
-    matching: dict[str, Tensor] = {}
-    resized: list[str] = []
-    misshapen: list[str] = []
-    left: list[str] = []
-    children = [name for name, _ in encoder.named_children()]
-    for full_key, value in tensors.items():
-        key = strip_prefixes(full_key, own, children)
-        if key not in own:
-            left.append(key)
-            continue
-        shape = own[key].shape
-        if key == first_weight and value.ndim == 4 and value.shape[1] != shape[1] and value.is_floating_point():
-            value = adapt_channels(value, shape[1])
-        if value.shape == shape:
-            matching.setdefault(key, value)
-            continue
-        change = f"{key} {list(value.shape)} for {list(shape)}"
-        embeddings = resize_positions(value, shape) if key.rpartition(".")[2] in POSITIONS else None
-        if embeddings is None:
-            misshapen.append(change)
-        elif key not in matching:
-            matching[key] = embeddings
-            resized.append(change)
-
+    matching, resized, misshapen, left = match_tensors(encoder, own, tensors)
     counted = [key for key in own if not key.endswith("num_batches_tracked")]
     fitting = [key for key in counted if key in matching]
     missing = [key for key in counted if key not in matching]
@@ -158,7 +169,7 @@ def load_weights(encoder: nn.Module, tensors: Mapping[str, Tensor], source: str,
         )
         if which
     ]
-    if len(fitting) < FIT * max(len(counted), there):
+    if len(fitting) < MIN_MATCH_FRACTION * max(len(counted), there):
         raise ValueError(
             f"{len(fitting)} of {len(tensors)} tensors of {source} fit {name}, which has {len(counted)} "
             f"({'; '.join(troubles)}; it starts with {shorten(tensors, 2)}): "

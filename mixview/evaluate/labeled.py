@@ -14,7 +14,7 @@ from mixview.data.sources.base import Source, SourceError
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset, other_parts
 from mixview.data.sources.splits import Subset, drop_unlabeled, hold_out_labeled, without
-from mixview.encoders.provenance import image_count, try_to_read
+from mixview.encoders.provenance import image_count, read_dict_or_none
 from mixview.io.records import Config
 from mixview.io.records import Data as DataRecord
 
@@ -142,8 +142,8 @@ def held_out_by(run: Path, source: Source) -> Subset | None:
 
     Its settings say which: the choice depends on the share, the seed and the names of the images alone.
     """
-    recorded = (try_to_read(run / "data.json", DataRecord) or {}).get("fingerprint")
-    config = try_to_read(run / "config.yaml", Config) or {}
+    recorded = (read_dict_or_none(run / "data.json", DataRecord) or {}).get("fingerprint")
+    config = read_dict_or_none(run / "config.yaml", Config) or {}
     share, labels = (config.get("monitor") or {}).get("hold_out"), source.labels()
     own = config.get("validation") is None and config.get("validation_split") is None
     if recorded is None or explain_change(recorded, source.fingerprint()) is not None or labels is None or not own:

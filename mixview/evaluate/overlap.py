@@ -8,7 +8,7 @@ import numpy as np
 from mixview.data.sources.base import Source
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.identity import ContentHashes, content_hashes, sample_hashes
-from mixview.encoders.provenance import try_to_read
+from mixview.encoders.provenance import read_dict_or_none
 from mixview.io.archives import read_arrays
 from mixview.io.records import Data
 from mixview.runs.progress_bar import bar
@@ -68,7 +68,7 @@ def read_training_images(run: Path, candidates: list[tuple[Source, ContentHashes
             raise ValueError("these are not hashes of images")
         return TrainingImages(hashes, int(count))
     except (OSError, ValueError, KeyError, TypeError):
-        recorded = (try_to_read(run / "data.json", Data) or {}).get("fingerprint")
+        recorded = (read_dict_or_none(run / "data.json", Data) or {}).get("fingerprint")
         for source, images in candidates:
             if isinstance(recorded, str) and explain_change(recorded, source.fingerprint()) is None:
                 return TrainingImages(images, len(images))

@@ -17,7 +17,7 @@ import torch
 
 from mixview.evaluate.base import EvalContext, TrainingStopped
 from mixview.experiments import evaluations, results
-from mixview.experiments.study_run import ENCODER, StudyRun, from_json
+from mixview.experiments.study_run import ENCODER_PREFIX, StudyRun, from_json
 from mixview.extensions import require_consent
 from mixview.io.records import flatten
 from mixview.io.run_folders import is_run
@@ -85,7 +85,7 @@ def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
             first = dataclasses.replace(run, settings=settings, encoders={})
             if not pretrain(first, folder):
                 return None
-        folders[f"{ENCODER}{key}"] = str(folder.resolve())
+        folders[f"{ENCODER_PREFIX}{key}"] = str(folder.resolve())
     return dataclasses.replace(run, settings=fill_in(run.settings, folders), encoders={})
 
 

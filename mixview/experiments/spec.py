@@ -46,7 +46,7 @@ from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.plan import Plan, plan_hash, sister_plans
 from mixview.experiments.results import MAX_RUNS, Records
 from mixview.experiments.slugs import digest
-from mixview.experiments.study_run import ENCODER, UNTRAINED, StudyRun
+from mixview.experiments.study_run import ENCODER_PREFIX, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
 from mixview.options import brief, hint_at
 from mixview.recipes import merge
@@ -276,14 +276,14 @@ def name_encoders(
     for name, value in settings.items():
         if isinstance(value, dict):
             used |= name_encoders(study, value, encoders)
-        elif isinstance(value, str) and value.startswith(ENCODER):
-            label = value.removeprefix(ENCODER)
+        elif isinstance(value, str) and value.startswith(ENCODER_PREFIX):
+            label = value.removeprefix(ENCODER_PREFIX)
             if label not in encoders:
                 raise ValueError(
                     f"the study {study} has no {brief(label)} among its encoders{hint_at(label, [*encoders])}"
                 )
             key = digest(encoders[label])  # as given: a new option, or another default, makes no other encoder
-            settings[name] = ENCODER + key
+            settings[name] = ENCODER_PREFIX + key
             used[key] = encoders[label]
     return used
 

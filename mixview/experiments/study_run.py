@@ -13,7 +13,7 @@ from mixview.io.records import flatten
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, from_plain, to_plain
 
-ENCODER = "@"
+ENCODER_PREFIX = "@"
 """What a setting begins with that names an encoder of the study."""
 RUNTIME_SETTINGS = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
 """Settings for where and how long a run works, which do not change its result."""

@@ -1,9 +1,9 @@
-"""What a method is, what can be set of it, and how one step of it goes backward.
+"""The interface of a method, its options, and the backward pass of one step.
 
     terms = objective.draw(views[0], generator)        # one mixture per term
     loss, targets = backward(method, views, terms)     # one term at a time: WBSIM at BSIM's memory
     optimizer.step()
-    method.update(targets, progress=step / steps)      # EMA and queue change here and nowhere else
+    method.update(targets, progress=step / steps)      # EMA and queue change only here
 
 A method is one file with two classes: a `Method`, which is the network, and a `MethodConfig`, whose fields are the
 method's options and whose class variables are its published settings. Nothing else in mixview knows it by name.
@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from mixview.options import check_options
 Views = Sequence[Tensor]
 """Augmented views of the same images, [N, C, H, W] each: two for the paper's methods, more for multi-crop."""
 Targets = Tensor | tuple[Tensor, ...] | None
+T = TypeVar("T")
 
 
 class Method(nn.Module, ABC):
@@ -45,7 +46,7 @@ class Method(nn.Module, ABC):
     """
 
     independent_terms: ClassVar[bool] = True
-    """Whether the terms of an objective share no graph, so that each can go backward before the next is computed."""
+    """True if the terms of an objective share no graph, so that each can go backward before the next is computed."""
 
     batch_norm: ClassVar[Literal["sync", "shuffle"]] = "sync"
     """Batch norm on several processes: synchronized in every network of the method (target and predictor too), or on
@@ -55,11 +56,11 @@ class Method(nn.Module, ABC):
     """Views per image; None for any number."""
 
     grad_cache: ClassVar[bool] = False
-    """Whether the loss sees nothing but projections, so that their gradients can be cached (`cached_backward`). Such a
+    """True if the loss sees nothing but projections, so that their gradients can be cached (`cached_backward`). Such a
     method has `loss(project, views, terms)`, where `project` takes the place of `online`."""
 
     unmix_targets: ClassVar[bool] = True
-    """Whether Un-Mix mixes the targets of this method, by the wrapper `UnMix`, or its anchors only."""
+    """True if Un-Mix mixes the targets of this method, by the wrapper `UnMix`, False if only its anchors."""
 
     online: EncoderWithProjector
 
@@ -79,8 +80,8 @@ class Method(nn.Module, ABC):
 
         Args:
             views: augmented views of the same images, [N, C, H, W] each.
-            terms: what to sum, as drawn by an objective for these images.
-            targets: what an earlier call of the same step returned, so that no target is computed twice.
+            terms: the terms to sum, as drawn by an objective for these images.
+            targets: the targets that an earlier call of the same step returned, so that no target is computed twice.
         """
 
     @abstractmethod
@@ -88,7 +89,7 @@ class Method(nn.Module, ABC):
         """After the optimizer's step, and only then: move what follows by itself (EMA, queue).
 
         Args:
-            targets: what `forward` returned, of every micro-batch since the last optimizer step.
+            targets: the targets that `forward` returned, of every micro-batch since the last optimizer step.
             progress: the share of training that is done, 0 to 1. A CUDA graph repeats the kernels of an update and none
                 of its Python: there it is a tensor on the device, to be filled before each replay.
         """
@@ -101,7 +102,7 @@ class Method(nn.Module, ABC):
 
 
 class RunLength(NamedTuple):
-    """How long a run is, in what steps, and of what images: what a method's options may depend on.
+    """The length of a run, the size of its steps and its images: what a method's options may depend on.
 
     Example:
         >>> RunLength(images=1000, steps=200, batch_size=100).epoch_steps
@@ -163,7 +164,7 @@ class MethodConfig(ABC):
     optimizer: ClassVar[str] = "sgd"
     """Published optimizer: sgd, lars or adamw."""
     zero_init_residual: ClassVar[bool | None] = False
-    """Whether residual blocks start as shortcuts, as published; None: in backbones that have such blocks."""
+    """True if residual blocks start as shortcuts, as published; None: in backbones that have such blocks."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -217,7 +218,7 @@ def backward(
     Args:
         method: a `Method`, or one in wrappers (DistributedDataParallel, Fabric, torch.compile): gradients are then
             synchronized in the last group only.
-        call: what goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
+        call: the function that goes backward: `fabric.backward`, `LightningModule.manual_backward`, a scaler's.
         no_sync: the context in which gradients are not synchronized. Not needed for DistributedDataParallel; with
             Fabric pass `lambda: fabric.no_backward_sync(method)`.
         sync: False for all micro-batches of a step but the last.
@@ -279,6 +280,17 @@ def check_progress(progress: float | Tensor) -> None:
         return
     if not 0 <= progress <= 1:
         raise ValueError(f"progress is the share of training that is done, 0 to 1, got {progress}: pass step / steps")
+
+
+def check_targets(targets: Sequence[Targets], kind: type[T], need: str) -> list[T]:
+    """The targets of all micro-batches, of one kind; raise if any is missing, with what they are needed for."""
+    batches = [each for each in targets if isinstance(each, kind)]
+    if not batches or len(batches) < len(targets):
+        raise TypeError(
+            f"{need}: pass what `forward` or `backward` returned as targets, one argument per micro-batch, got "
+            f"{[type(each).__name__ for each in targets]}"
+        )
+    return batches
 
 
 def check_two_views(views: Views) -> tuple[Tensor, Tensor]:

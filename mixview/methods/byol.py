@@ -43,7 +43,7 @@ class BYOL(Method):
         feature_dim: the encoder's width.
         projector: features -> projections; by default feature_dim-4096-256.
         predictor: projections -> predictions; by default 256-4096-256.
-        momentum: of the target network at the start; it goes to 1 by a cosine over training.
+        momentum: the momentum of the target network at the start; it goes to 1 by a cosine over training.
         target: `"parents"`, both parents in turn (Eq. 4), or `"interpolated"`, one target between them.
 
     Example:

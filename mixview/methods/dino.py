@@ -28,6 +28,7 @@ from mixview.methods.base import (
     Views,
     check_multi_crop,
     check_progress,
+    check_targets,
     encode_crops,
     memoize,
     unmixed_first,
@@ -85,7 +86,7 @@ def cross_entropy(scores: Tensor, targets: Tensor, mixture: Mixture | None, temp
     Args:
         scores: [A, K] outputs of the student.
         targets: [N, K] probabilities from the teacher; each row has the same sum.
-        mixture: what the student saw; None for local crops, which are of image i alone.
+        mixture: the mixture that the student saw; None for local crops, which are of image i alone.
         temperature: the student's tau_s.
     """
     with torch.autocast(scores.device.type, enabled=False):
@@ -113,8 +114,8 @@ class DINO(Method):
         temperature: tau_s, the student's.
         teacher_temperature: tau_t at the start, and after the warm-up.
         warmup_steps: optimizer steps in which the teacher's temperature rises linearly.
-        center_momentum: of the moving mean of the teacher's outputs.
-        momentum: of the teacher at the start; it goes to 1 by a cosine over training.
+        center_momentum: the momentum of the moving mean of the teacher's outputs.
+        momentum: the momentum of the teacher at the start; it goes to 1 by a cosine over training.
         freeze_steps: optimizer steps at the start in which the last layer does not learn; published: one epoch.
 
     Example:
@@ -229,12 +230,7 @@ class DINO(Method):
         momentum = cosine_momentum(self.momentum, progress)
         ema_update(self.target, self.online, momentum)
         ema_update(self.target_prototypes, self.prototypes, momentum)
-        batches = [each for each in targets if isinstance(each, tuple)]
-        if not batches or len(batches) < len(targets):
-            raise TypeError(
-                "DINO's center needs the outputs of the step: pass what `forward` or `backward` returned as targets, "
-                f"one argument per micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        batches = check_targets(targets, tuple, "DINO's center needs the outputs of the step")
         images = sum(len(p) for p, *_ in batches)
         mean = cast(Tensor, sum(len(p) / images * mean for p, _, mean in batches))
         mean = gather(mean.unsqueeze(0)).mean(0)

@@ -179,7 +179,7 @@ class Distillation(Method):
     def set_extra_state(self, state: Tensor) -> None:
         if not torch.allclose(state.cpu(), self.fingerprint(), rtol=1e-6, atol=1e-6):
             raise ValueError(
-                "the teacher is not the one that this checkpoint was trained with: put its file back, or start anew"
+                "the teacher is not the one that this checkpoint was trained with: put its file back, or start again"
             )
 
 
@@ -259,8 +259,8 @@ class DistillationConfig(MethodConfig):
 
         if self.teacher is None:
             raise ValueError(
-                "distillation needs a teacher: give --method.teacher a run's folder, a file of weights, or a model by "
-                "name with --method.teacher_weights imagenet"
+                "distillation needs a teacher: pass a run's folder, a file of weights, or a model by name with "
+                "--method.teacher_weights imagenet, as --method.teacher"
             )
         try:
             loaded = load(
@@ -274,12 +274,12 @@ class DistillationConfig(MethodConfig):
             if "run its code" not in str(error):
                 raise
             raise ValueError(
-                f"the teacher {self.teacher} is a network of your own, which its file may not import: give its import "
+                f"the teacher {self.teacher} is a network of your own, which its file may not import: pass its import "
                 f"path as --method.teacher, and {self.teacher} as --method.teacher_weights"
             ) from None
         if loaded.name.startswith("random "):
             raise ValueError(
-                f"the teacher {self.teacher} has random weights: give --method.teacher_weights imagenet, or a file"
+                f"the teacher {self.teacher} has random weights: pass --method.teacher_weights imagenet, or a file"
             )
         if loaded.channels != run.channels:
             raise ValueError(

@@ -35,7 +35,7 @@ def cached_backward(
 
     Means what `mixview.methods.backward` means. The gradient is the full batch's exactly where an image's projection
     does not depend on its batch. Batch norm makes it depend: the gradient is then that of batch norm in groups of
-    `micro_batch`, as on so many devices (`mixview.nn.split_batch_norm`). Random layers draw the same in both passes,
+    `micro_batch`, as on that many devices (`mixview.nn.split_batch_norm`). Random layers draw the same in both passes,
     and the running statistics move in the second pass only: once for every micro-batch of every view and mixture.
 
     On many processes every one calls this with a batch of one size. The network is called without its
@@ -45,9 +45,10 @@ def cached_backward(
     Args:
         method: one that has `grad_cache`, such as `SimCLR`, or a wrapper that has it as `module`
             (DistributedDataParallel, Fabric's).
-        micro_batch: how many images go through the network at a time; the last micro-batch may be shorter.
-        call: what takes the loss backward, to its projections: `fabric.backward`, a scaler's. A scale carries through.
-        context: what each pass of the network runs in, such as `fabric.autocast`.
+        micro_batch: the number of images in a pass of the network; the last micro-batch may be shorter.
+        call: the function that takes the loss backward, to its projections: `fabric.backward`, or that of a scaler,
+            whose scale carries through.
+        context: the context that each pass of the network runs in, such as `fabric.autocast`.
         synchronize: average the gradients over the processes; False before the last of several batches that accumulate.
 
     Returns:
@@ -108,7 +109,7 @@ def cached_backward(
 
 
 class RandomState:
-    """Where the random generators of the CPU and of `device` stand, to be put back there."""
+    """The state of the random generators of the CPU and of `device`, to be put back there."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

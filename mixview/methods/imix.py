@@ -41,7 +41,7 @@ def virtual_labels(
         mixture: A mixtures of these N images.
         temperature: tau.
         queue: [K, D] further negatives.
-        rows: which of the A mixtures the queries are of; all by default.
+        rows: the mixtures, of A, that the queries are of; all by default.
     """
     check_temperature(temperature)
     rows = slice(None) if rows is None else rows

@@ -4,7 +4,7 @@
     objective = wbsim(1.0, 1.0, Mixup(lam_per="image", partner="permutation"))     # MoCo's loss + beta times MixCo's
 
 Its loss differs from Eq. 3 in two things: the other keys of the batch, both parents among them, stand in the
-denominator beside the queue, as in i-Mix; and mixtures have a temperature of their own.
+denominator besides the queue, as in i-Mix; and mixtures have a temperature of their own.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def moco_mixco(encoder: nn.Module, feature_dim: int, *, mix_temperature: float =
     """MoCo v2 with MixCo's loss. `options` are `moco_v2`'s.
 
     Args:
-        mix_temperature: of the term of the mixtures; published are 1 for ImageNet and 0.05 for small images.
+        mix_temperature: the temperature of the mixtures' term; published are 1 for ImageNet and 0.05 for small images.
 
     Example:
         >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(48, 8))

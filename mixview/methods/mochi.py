@@ -3,7 +3,7 @@
     h  = l2_normalize(a n_i + (1 - a) n_j),  a in (0, 1):    between two of a query's hardest negatives
     h' = l2_normalize(b q + (1 - b) n_j),    b in (0, 0.5):  on the way from one of them to the query itself
 
-They are made anew for every query and step, and take no gradient.
+They are made for every query and step, and take no gradient.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _(step: Tensor, rank: int, count: int, hardest: int, pairs: int, with_query:
 
 @final
 class HardNegatives:
-    """Eq. 3 with synthetic negatives beside the queue.
+    """Eq. 3 with synthetic negatives in addition to the queue.
 
     Args:
         hardest: N, how many of a query's nearest keys in the queue are mixed.

@@ -17,6 +17,7 @@ from mixview.methods.base import (
     Targets,
     Views,
     check_progress,
+    check_targets,
     check_two_views,
     memoize,
     unmixed_first,
@@ -52,8 +53,8 @@ class MoCo(Method):
         projector: features -> queries and keys of width `dim`.
         dim: the width of queries and keys.
         temperature: tau.
-        momentum: of the key encoder.
-        queue_size: how many earlier keys are negatives.
+        momentum: the momentum of the key encoder.
+        queue_size: the number of earlier keys that are negatives.
         other_parent: count a mixture's other parent among the negatives of each term.
         shuffle: shuffling BN: keys are batch-normalized among other images than the queries, which could cheat
             otherwise. Across processes, or, on one, across the groups of `mixview.nn.split_batch_norm`.
@@ -129,12 +130,7 @@ class MoCo(Method):
     def update(self, *targets: Targets, progress: float | Tensor) -> None:
         """The key encoder follows (in time for the next key pass), and the keys of the whole batch join the queue."""
         check_progress(progress)
-        keys = [each for each in targets if isinstance(each, Tensor)]
-        if not keys or len(keys) < len(targets):
-            raise TypeError(
-                "MoCo's queue needs the keys of the step: pass what `forward` or `backward` returned as targets, one "
-                f"argument a micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        keys = check_targets(targets, Tensor, "MoCo's queue needs the keys of the step")
         ema_update(self.target, self.online, self.momentum)
         self.queue.push(gather(torch.cat(keys)))
         self.steps += 1
@@ -186,7 +182,7 @@ def moco_v2(
 
 @dataclass(frozen=True, kw_only=True)
 class MoCoConfig(MethodConfig):
-    """What MoCo and the methods that build on it have in common."""
+    """The options that MoCo and the methods that build on it have in common."""
 
     module: ClassVar[type[Method]] = MoCo
     augment: ClassVar[str] = "mocov2"

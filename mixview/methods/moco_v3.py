@@ -57,7 +57,7 @@ class MoCoV3(Method):
             of 2 for others.
         predictor: projections -> queries; by default 256-4096-256, with a last batch norm for a vision transformer.
         temperature: tau.
-        momentum: of the key encoder at the start; it goes to 1 by a cosine over training.
+        momentum: the momentum of the key encoder at the start; it goes to 1 by a cosine over training.
         freeze_patch_embed: leave a vision transformer's patch embedding as it was initialized, which keeps training
             stable; other networks have none.
         sdmp: the share of a mixed term whose positives are mixtures with common parents, not the parents.

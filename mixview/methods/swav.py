@@ -28,6 +28,7 @@ from mixview.methods.base import (
     Views,
     check_multi_crop,
     check_progress,
+    check_targets,
     encode_crops,
     memoize,
     unmixed_first,
@@ -47,7 +48,7 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
     Args:
         scores: [N, K] cosines of images and prototypes.
         epsilon: the smaller, the harder the codes.
-        iterations: of normalizing columns and rows in turn.
+        iterations: the number of times that columns and rows are normalized in turn.
     """
     exact = torch.promote_types(scores.dtype, torch.float32)
     log_q = scores.to(exact) / epsilon
@@ -62,8 +63,8 @@ def swapped_prediction(scores: Tensor, codes: Tensor, mixture: Mixture, temperat
 
     Args:
         scores: [N, K] cosines of the mixtures with the prototypes.
-        codes: [N, K] of the unmixed other views.
-        mixture: of these N images.
+        codes: [N, K] the codes of the unmixed other views.
+        mixture: the mixture of these N images.
         temperature: tau.
     """
     check_temperature(temperature)
@@ -87,8 +88,8 @@ class SwAV(Method):
         dim: the width of projections.
         prototypes: K; 3000 as published.
         temperature: tau, 0.1 as published.
-        epsilon: of Sinkhorn-Knopp, 0.05 as published.
-        iterations: of Sinkhorn-Knopp, 3 as published.
+        epsilon: the epsilon of Sinkhorn-Knopp, 0.05 as published.
+        iterations: the number of iterations of Sinkhorn-Knopp, 3 as published.
         queue_size: earlier unmixed projections of each view, of all processes, that the codes of a batch are balanced
             with; 0 is no queue. Published: 3840 in batches of 256, none in batches of 4096.
         queue_start: optimizer steps after which the queue starts to fill; it is used once it is full.
@@ -218,12 +219,7 @@ class SwAV(Method):
         The published code keeps a part of each queue on every process. Sinkhorn-Knopp sums over all parts, so that the
         codes are those of one queue; here every process has all of it, and a checkpoint of one process is enough.
         """
-        batches = [each for each in targets if isinstance(each, tuple)]
-        if not batches or len(batches) < len(targets):
-            raise TypeError(
-                "SwAV's queue needs the projections of the step: pass what `forward` or `backward` returned as "
-                f"targets, one argument per micro-batch, got {[type(each).__name__ for each in targets]}"
-            )
+        batches = check_targets(targets, tuple, "SwAV's queue needs the projections of the step")
         for queue, *parts in zip(self.queues, *(batch[2:] for batch in batches), strict=True):
             z = gather(torch.cat(parts))
             queue.push(z)

@@ -92,5 +92,5 @@ class UnMix(Method):
         return loss, kept
 
     def update(self, *targets: Targets, progress: float | Tensor) -> None:
-        """What follows in the inner method follows."""
+        """Update the inner method."""
         self.method.update(*targets, progress=progress)

@@ -43,7 +43,7 @@ class Recipe(NamedTuple):
 
     @property
     def hardware(self) -> Hardware | None:
-        """What it is made for, if it says so."""
+        """The hardware that it is made for, if it says so."""
         if "hardware" not in self.about:
             return None
         match = re.fullmatch(r"(\d+) × (\S+)-(\d+)GB", self.about["hardware"])
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
 
 
 DETECTION = "detection/"
-"""How the names of detection protocols begin; all others are of pretraining."""
+"""The beginning of the names of detection protocols; all others are of pretraining."""
 
 
 def names(*, detection: bool = False) -> list[str]:
@@ -72,7 +72,7 @@ def names(*, detection: bool = False) -> list[str]:
 
 
 def read(name: str) -> Recipe:
-    """The recipe of a name, or of a YAML file of one's own.
+    """The recipe of a name, or of your own YAML file.
 
     Example:
         >>> read("small/demo").name
@@ -106,7 +106,7 @@ def text_of(name: str) -> str:
     own = Path(name)
     if own.suffix in (".yaml", ".yml"):
         if not own.is_file():
-            raise ValueError(f"there is no recipe file {own}: give a path, or one of the names in `mixview recipes`")
+            raise ValueError(f"there is no recipe file {own}: pass a path, or one of the names in `mixview recipes`")
         return read_text(own)
     group, _, file = name.partition("/")
     resource = resources.files("mixview") / "recipes" / group / f"{file}.yaml"

@@ -38,7 +38,7 @@ def test_bad_images_are_replaced_by_the_next_that_is_good(folder: Folder) -> Non
 
 
 def test_too_many_stop_with_the_list(folder: Folder) -> None:
-    reader = ImageDataset(folder, tolerance=Tolerance(count=2, share=0.0))
+    reader = ImageDataset(folder, tolerance=Tolerance(max_count=2, max_fraction=0.0))
     reader[1]
     with pytest.raises(SourceError) as caught:
         reader[5]
@@ -70,7 +70,7 @@ def test_when_nothing_can_be_read(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path / f"{number}.png", "no image")
     with raises(SourceError, "none of the 3 images can be read"):
-        ImageDataset(Folder(tmp_path), tolerance=Tolerance(most=1.0))[1]
+        ImageDataset(Folder(tmp_path), tolerance=Tolerance(hard_max_fraction=1.0))[1]
 
 
 class Indices(Dataset[int]):

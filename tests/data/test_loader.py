@@ -246,7 +246,7 @@ def test_an_error_in_a_worker_arrives_as_it_is(error: Exception) -> None:
 
 
 def test_a_killed_worker_is_one_sentence() -> None:
-    with pytest.raises(WorkerDied, match=r"^a process that reads images died \((killed by signal|exited).*--workers"):
+    with pytest.raises(WorkerDied, match=r"^a DataLoader worker died \((killed by signal|exited).*--workers"):
         list(view_loader(Breaking(None), PAIR, EpochSampler(8, batch_size=4), workers=1))
 
 

@@ -127,7 +127,7 @@ def test_only_the_first_of_several_ranks_writes(
     ("options", "words"),
     [
         ({"out": "a.txt", "data": "scenes"}, "features are written as .parquet or .npy, not 'a.txt'"),
-        ({"out": "a.npy"}, "there are no images: give --data a folder of them"),
+        ({"out": "a.npy"}, "there are no images: pass a folder of them as --data"),
         ({"out": "a.npy", "data": "scenes", "stage": "res5", "size": 16}, "has no stage res5"),
     ],
 )

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models import VisionTransformer
 
-from mixview.data.dataset import ANNOUNCED, ImageDataset
+from mixview.data.dataset import LOGGED, ImageDataset
 from mixview.data.loader import to_tensor
 from mixview.data.sources.base import SourceError
 from mixview.data.sources.files import ClassFolders
@@ -301,7 +301,7 @@ def test_bad_images_are_named_again_where_features_are_kept_already(
     (root / "a" / "003.png").write_bytes(b"nothing")
     extract(means(), ClassFolders(root), CROP, workers=0)
     assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
-    ANNOUNCED.clear()  # as another command
+    LOGGED.clear()  # as another command
     extract(means(), ClassFolders(root), CROP, workers=0)
     assert capsys.readouterr().err.count("skipped a/003.png: is not an image") == 1
 

@@ -98,7 +98,7 @@ def test_identical_images_lose_their_farthest_neighbor_instead_of_themselves() -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"find": "alike"}, "there is no query to compare with: give --query"),
+        ({"find": "alike"}, "there is no query to compare with: pass an image or a folder of them as --query"),
         ({"find": "outliers", "query": "a.png"}, "--find outliers takes no query: leave --query a.png out"),
         ({"out": "list.txt"}, "the contact sheet is a picture, not 'list.txt'"),
         ({"threshold": 95}, "the threshold is a cosine, -1 to 1, got 95"),
@@ -203,9 +203,9 @@ def test_greedy_centers_are_a_loop_over_all_distances() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"write_list": "a.txt"}, "the list would have all images: give --drop duplicates,outliers, or --diverse"),
-        ({"drop": "duplicates"}, "choose the images of a list: give --write_list a file"),
-        ({"diverse": 3}, "choose the images of a list: give --write_list a file"),
+        ({"write_list": "a.txt"}, "the list would have all images: pass --drop duplicates,outliers or --diverse"),
+        ({"drop": "duplicates"}, "choose the images of a list: pass its file as --write_list"),
+        ({"diverse": 3}, "choose the images of a list: pass its file as --write_list"),
         ({"write_list": "a.txt", "drop": "duplicate"}, "'duplicate': did you mean duplicates"),
         ({"write_list": "a.png", "drop": "duplicates"}, "end its name in .txt"),
         ({"write_list": "a.txt", "drop": "duplicates", "query": "b.png"}, "leave --query b.png out"),

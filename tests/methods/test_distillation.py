@@ -189,9 +189,9 @@ def test_teachers_that_do_not_fit(teacher: Path) -> None:
         build(run._replace(size=32), teacher=str(teacher))
     with pytest.raises(ValueError, match=r"is for images with 3 channels, and the views have 1: use --channels 3"):
         build(run._replace(channels=1), teacher=str(teacher))
-    with pytest.raises(ValueError, match=r"resnet18 has random weights: give --method.teacher_weights imagenet"):
+    with pytest.raises(ValueError, match=r"resnet18 has random weights: pass --method.teacher_weights imagenet"):
         build(run, teacher="resnet18")
-    with pytest.raises(ValueError, match=r"distillation needs a teacher: give --method\.teacher"):
+    with pytest.raises(ValueError, match=r"distillation needs a teacher: pass .* as --method\.teacher"):
         build(run)
     with pytest.raises(FileNotFoundError, match="there is no run or file"):
         build(run, teacher="runs/none")
@@ -207,7 +207,7 @@ def test_a_teacher_of_ones_own_needs_consent(tmp_path: Path) -> None:
     built = backbones.build(own, size=16)
     save_encoder(tmp_path / "encoder.safetensors", built.encoder, built.spec, {})
     run = RunLength(64, 8, 16, 16, 3)
-    with pytest.raises(ValueError, match=r"is a network of your own, .* give its import path as --method\.teacher"):
+    with pytest.raises(ValueError, match=r"is a network of your own, .* pass its import path as --method\.teacher"):
         DistillationConfig(teacher=str(tmp_path)).load_teacher(run)
     loaded, width = DistillationConfig(teacher=own, teacher_weights=str(tmp_path)).load_teacher(run)
     assert width == WIDTH

@@ -66,9 +66,9 @@ def test_a_library_says_what_its_weights_were_normalized_by() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"normalize": "0.5,0.5,0.5"}, "--normalize '0.5,0.5,0.5' has 3 numbers: give as many means"),
+        ({"normalize": "0.5,0.5,0.5"}, "--normalize '0.5,0.5,0.5' has 3 numbers: pass as many means"),
         ({"normalize": "0.5,0.5,0.2,0.2"}, "has 2 means .* and the images have 3 channels: give one of each, or 3"),
-        ({"normalize": "imagnet"}, "--normalize 'imagnet' is not a normalization: give imagenet, weights, measured"),
+        ({"normalize": "imagnet"}, "--normalize 'imagnet' is not a normalization: pass imagenet, weights, measured"),
         ({"normalize": "0.5,0"}, "--normalize normalize.std must be"),
         ({"normalize": "weights"}, "--normalize weights needs weights to start from"),
         ({"stop_if_worse": True}, "--stop_if_worse compares with the weights that a run starts from"),

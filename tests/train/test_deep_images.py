@@ -27,7 +27,7 @@ def test_the_range_goes_with_the_encoder(tmp_path: Path, capfd: pytest.CaptureFi
     assert yaml.safe_load((out / "config.yaml").read_text())["value_range"] == "0,4095"
     embedded = Embedding(encoder=str(out), data=str(other), workers=0).embed()
     assert str(embedded.loaded.value_range) == "0,4095"
-    assert "4095, 0, 1)" in ExportSource.of(embedded.loaded).normalize_line()
+    assert "4095, 0, 1)" in ExportSource.from_loaded(embedded.loaded).normalize_line()
     encoder = load(out, device="cpu")
     features = encoder([str(other / f"{number}.npy") for number in range(8)])
     torch.testing.assert_close(features, embedded.features["avgpool"], rtol=1e-4, atol=1e-5)

@@ -65,7 +65,7 @@ def float_kernels() -> Kernels | None:
 
 
 def compile_kernels(name: str) -> Any:
-    """What a function of `numba_kernels` compiles, or None where nothing can be compiled."""
+    """Compile a function of `numba_kernels`; None where nothing can be compiled."""
     try:
         import numba
         from numba.core import event
@@ -107,7 +107,7 @@ def compile_kernels(name: str) -> Any:
 
 
 def writable_folder() -> Path | None:
-    """Where compiled code is kept: mixview's cache, or where homes cannot be written to a temporary folder."""
+    """The folder of compiled code: mixview's cache, or a temporary folder where homes cannot be written to."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     for folder in (cache_folder("numba"), Path(tempfile.gettempdir()) / f"mixview-numba-{user}"):
         with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ def writable_folder() -> Path | None:
 
 
 def others_can_write(folder: Path) -> str | None:
-    """How somebody else could put a file into a folder, which is as good as code: Numba's index is a pickle.
+    """The way somebody else could put a file into a folder, which is as good as code: Numba's index is a pickle.
 
     None if nobody can but this user and the system's administrator.
     """
@@ -209,6 +209,16 @@ def scratch(channels: int, size: int) -> npt.NDArray[np.float32]:
     return planes
 
 
+def check_crops(params: ParamTable, height: int, width: int) -> None:
+    """Raise if a crop is not within its image, outside of which the kernel would read."""
+    top, left, crop_height, crop_width = (params[:, COLUMNS[name]] for name in ("top", "left", "height", "width"))
+    outside = (top < 0) | (left < 0) | (crop_height < 1) | (crop_width < 1)
+    if (outside | (top + crop_height > height) | (left + crop_width > width)).any():
+        raise ValueError(
+            f"parameters crop outside their image of {height} × {width}: sample them for the size of this image"
+        )
+
+
 def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Tensor) -> None:
     """Write the views of images [N, H, W, C] under packed parameters [N, PACKED] into `out` [N, C, S, S].
 
@@ -218,12 +228,7 @@ def fill(images: Pixels, params: ParamTable, augmentation: Augmentation, out: Te
     size = augmentation.size
     if out.shape != (count, channels, size, size):
         raise ValueError(f"out must be {[count, channels, size, size]}, got {list(out.shape)}")
-    top, left, crop_height, crop_width = (params[:, COLUMNS[name]] for name in ("top", "left", "height", "width"))
-    outside = (top < 0) | (left < 0) | (crop_height < 1) | (crop_width < 1)
-    if (outside | (top + crop_height > height) | (left + crop_width > width)).any():
-        raise ValueError(
-            f"parameters crop outside their image of {height} × {width}: sample them for the size of this image"
-        )
+    check_crops(params, height, width)
     floats = images.dtype == np.float32
     native = float_kernels() if floats else kernels()
     last = not out.is_contiguous() and out.is_contiguous(memory_format=torch.channels_last)
@@ -308,7 +313,7 @@ def sample_scaled(
 
 
 def decode_factor(policy: Policy) -> Callable[[int, int, int], int] | None:
-    """From an image's seed, height and width the largest factor by which it may be decoded smaller.
+    """A function of an image's seed, height and width: the largest factor by which it may be decoded smaller.
 
     No view has to be enlarged for it. None where views are made by functions of the user's own, which see whole images.
     """
@@ -337,7 +342,7 @@ def limit_table(augmentations: tuple[Augmentation, ...]) -> npt.NDArray[np.float
 
 @lru_cache(maxsize=1)
 def same_numbers() -> bool:
-    """Whether this torch's generator is the one that the kernel knows."""
+    """Return True if this torch's generator is the one that the kernel knows."""
     native = kernels()
     if native is None:
         return False

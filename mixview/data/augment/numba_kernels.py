@@ -71,7 +71,7 @@ def filter_value(x: float, cubic: bool) -> float:
 
 @exact
 def fill_weights(size, out, cubic, flip, factor, starts, weights):
-    """Which of `size` pixels make each of `out`, and how much of each; `factor` times as much, or mirrored.
+    """The pixels of `size` that make each of `out`, and their weights; `factor` times as much, or mirrored.
 
     Returns the largest number of pixels that make one. The weights of the others are filled up with zeros, so that all
     loops over them are as long.
@@ -185,11 +185,11 @@ def mix_pixels(typing, lines, length, at, weights, first, count):
 
     Args:
         lines: [ROWS length] which go on with at least one number after the last pixel.
-        length: of a line, in numbers.
+        length: the length of a line, in numbers.
         at: the first number of the first pixel in its line.
-        weights: [...] of all pixels.
+        weights: [...] the weights of all pixels.
         first: the first weight of this one.
-        count: of pixels; a constant is unrolled.
+        count: the number of pixels; a constant is unrolled.
     """
     signature = types.UniTuple(types.float32, 3 * ROWS)(lines, length, at, weights, first, count)
 
@@ -218,7 +218,7 @@ def mix_pixels(typing, lines, length, at, weights, first, count):
 
 
 def mixing_columns(constant: int) -> Any:
-    """Makes `ROWS` rows of the three channels, of `constant` (or, of 0, `count`) pixels of a line [W 3] for each."""
+    """Make `ROWS` rows of the three channels, of `constant` (or, of 0, `count`) pixels of a line [W 3] for each."""
 
     @inner
     def mix(red, green, blue, lines, length, starts, count, weights, reach):
@@ -291,7 +291,7 @@ def resize_rows(planes, image, top, low, width, height, first, until, starts, co
                     mix_columns(planes[c, at : at + size], line, c, channels, starts[1], count_x, across)
 
 
-# Operations on bands: contiguous slices, one a channel.
+# Operations on bands: contiguous slices, one per channel.
 
 
 @inner
@@ -326,7 +326,7 @@ def saturate(red, green, blue, factor):
 
 @inner
 def turn_hue(red, green, blue, turns):
-    """To HSV and back without saying so: a wave of the hue between the least and the most, a phase a channel.
+    """HSV and back in one formula: a wave of the hue between the least and the most, one phase per channel.
 
     The hue is kept times the spread of the channels, so that nothing has to be divided by it.
     """
@@ -663,11 +663,11 @@ def run_batch(images, params, cubic, cropped, steps, active, radius, scales, shi
         images: [N, H, W C] (or anything, without `cropped`).
         params: [N, PACKED] packed parameters.
         cubic: interpolation by cubics rather than lines.
-        cropped: whether views begin with the images, or go on from what is in `work`.
-        steps: which, in order.
-        active: [4] whether brightness, contrast, saturation and hue happen at all.
-        radius: of the blur's kernel, -1 for none.
-        scales: [C] what is written is scale x + shift.
+        cropped: True if views begin with the images, False if they go on from what is in `work`.
+        steps: the steps to run, in order.
+        active: [4] True for each of brightness, contrast, saturation and hue that happens at all.
+        radius: the radius of the blur's kernel, -1 for none.
+        scales: [C] scales of the output, which is scale x + shift.
         shifts: [C]
         last: channels last.
         work: [2, C, S S] scratch.
@@ -764,9 +764,9 @@ def sample_batch(seeds, height, width, limits, out):
 
     Args:
         seeds: [N] seeds of the images' generators.
-        height: of the images.
-        width: of the images.
-        limits: [V, 19] what each view's parameters are sampled from.
+        height: the height of the images.
+        width: the width of the images.
+        limits: [V, 19] the limits of each view's parameters.
         out: [V, N, PACKED].
     """
     views = limits.shape[0]

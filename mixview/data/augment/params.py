@@ -24,7 +24,7 @@ from mixview.data.augment.policies import MAX_OPERATIONS, RANDAUGMENT_OPERATIONS
 from mixview.rng import seed_from
 
 CROP_ATTEMPTS = 10
-"""How often torchvision's RandomResizedCrop tries before it takes the middle of the image."""
+"""The number of crops that torchvision's RandomResizedCrop tries before it takes the middle of the image."""
 
 
 def lay_out(widths: dict[str, int]) -> tuple[dict[str, int], int]:
@@ -44,7 +44,7 @@ class AugmentParams(NamedTuple):
     width: int
     flip: bool
     jitter: bool
-    """Whether the four factors apply at all."""
+    """True if the four factors apply."""
     brightness: float
     contrast: float
     saturation: float
@@ -88,13 +88,13 @@ PLAIN_FIELDS = {name: kind for name, kind in AugmentParams.__annotations__.items
 COLUMNS, PACKED = lay_out(
     {name: {"order": 4, "operations": 2 * MAX_OPERATIONS}.get(name, 1) for name in AugmentParams._fields}
 )
-"""Where each parameter is in a packed row of `PACKED` numbers."""
+"""The column of each parameter in a packed row of `PACKED` numbers."""
 
 UNIFORM_COLUMNS, UNIFORMS = lay_out(
     {"attempts": 2 * CROP_ATTEMPTS, "top": 1, "left": 1, "flip": 1, "jitter": 1, "factors": 4, "order": 4}
     | {"grayscale": 1, "blur": 1, "sigma": 1, "solarize": 1, "operations": 5 * MAX_OPERATIONS}
 )
-"""What each of the `UNIFORMS` numbers in [0, 1) that a view takes from its generator is for."""
+"""The purpose of each of the `UNIFORMS` numbers in [0, 1) that a view takes from its generator."""
 
 
 class Limits(NamedTuple):

@@ -181,7 +181,7 @@ class Normalize:
 
     @classmethod
     def parse(cls, text: str) -> "Normalize":
-        """From `MEAN,STD`: means and then as many standard deviations, in the numbers of images from 0 to 1.
+        """Parse `MEAN,STD`: means and then as many standard deviations, in the numbers of images from 0 to 1.
 
         Example:
             >>> Normalize.parse("0.5,0.25")
@@ -191,11 +191,11 @@ class Normalize:
             numbers = [float(each) for each in text.split(",")]
         except ValueError:
             raise ValueError(
-                f"{brief(text)} is not a normalization: give imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
+                f"{brief(text)} is not a normalization: pass imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
             ) from None
         if len(numbers) % 2:
             raise ValueError(
-                f"{brief(text)} has {len(numbers)} numbers: give as many means as standard deviations, first all "
+                f"{brief(text)} has {len(numbers)} numbers: pass as many means as standard deviations, first all "
                 "means, such as 0.5,0.25"
             )
         half = len(numbers) // 2
@@ -203,7 +203,7 @@ class Normalize:
 
     @property
     def text(self) -> str:
-        """What `parse` reads, to the last digit."""
+        """The text that `parse` reads, to the last digit."""
         return ",".join(repr(float(each)) for each in (*self.mean, *self.std))
 
     def values(self, channels: int) -> tuple[list[float], list[float]]:
@@ -215,7 +215,7 @@ class Normalize:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How one view is made: crop, flip, then the steps of `order`, then `normalize`.
+    """The augmentation of one view: crop, flip, then the steps of `order`, then `normalize`.
 
     Color operations apply where they are defined: hue, saturation and grayscale to three channels only, brightness,
     contrast, blur and solarization to any number.
@@ -264,12 +264,12 @@ class CustomView:
 
     @functools.cached_property
     def takes_generator(self) -> bool:
-        """Whether random numbers come from a generator that is passed, rather than from torch's global one."""
+        """True if random numbers come from a generator that is passed, False if from torch's global one."""
         return "generator" in parameters_of(self.function)
 
 
 Policy = tuple[Augmentation | CustomView, ...]
-"""How each view is made, one entry per view."""
+"""The augmentation of each view, one entry per view."""
 
 
 # Policies by name.
@@ -295,7 +295,7 @@ def load_policy(
             the policy itself: augmentations, or callables on images.
         size: size of the largest views in pixels; smaller ones shrink in proportion. By default as published.
         min_crop_scale: the smallest share of an image that one of the largest views shows. By default as published.
-        normalize: how all views are normalized. By default as the policy says, which is by ImageNet's values.
+        normalize: the normalization of all views; by default that of the policy, which is ImageNet's.
 
     Example:
         >>> first, second = load_policy("byol", size=96)
@@ -315,8 +315,8 @@ def load_policy(
             announce_slow_path(name)
     else:
         raise ValueError(
-            f"there is no augmentation {name!r}{hint_at(name.lower(), names(), cutoff=0.4)}; your own is given by a "
-            "YAML file or an import path, such as mine.yaml or mine.policy"
+            f"there is no augmentation {name!r}{hint_at(name.lower(), names(), cutoff=0.4)}; pass your own "
+            "as a YAML file, such as mine.yaml, or as package.module:factory"
         )
     largest = max(view.size for view in views)
     views = tuple(resize(view, largest, size or largest, min_crop_scale) for view in views)
@@ -439,7 +439,7 @@ def from_python(policy: Any, size: int | None, name: str) -> Policy:
     if not isinstance(policy, Augmentation | CustomView | list | tuple):
         if not callable(policy):
             raise ValueError(
-                f"{name} is a {type(policy).__name__}: give augmentations, a function that returns them, or a function "
+                f"{name} is a {type(policy).__name__}: pass augmentations, a function that returns them, or a function "
                 "that makes a view of an image"
             )
         if is_factory(policy):
@@ -451,7 +451,7 @@ def from_python(policy: Any, size: int | None, name: str) -> Policy:
     if not 1 <= len(views) <= MAX_VIEWS:
         raise ValueError(f"{name} has {len(views)} views, and must have 1 to {MAX_VIEWS}")
     if wrong := [each for each in views if not isinstance(each, Augmentation | CustomView) and not callable(each)]:
-        raise ValueError(f"{name} holds a {type(wrong[0]).__name__}: give augmentations, or callables on images")
+        raise ValueError(f"{name} holds a {type(wrong[0]).__name__}: pass augmentations, or callables on images")
     default = CustomView.size if size is None else size
     return tuple(each if isinstance(each, Augmentation | CustomView) else CustomView(each, default) for each in views)
 
@@ -467,7 +467,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 
 def is_factory(function: Callable[..., Any]) -> bool:
-    """Whether a callable is to be called without an image: a class, or a function that takes none."""
+    """Return True if a callable is to be called without an image: a class, or a function that takes none."""
     if isinstance(function, type):
         return True
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

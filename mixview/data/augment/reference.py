@@ -70,7 +70,7 @@ def apply_custom(image: Tensor, custom: CustomView, image_seed: int, number: int
 
     Args:
         image_seed: seed of the image's views.
-        number: which of them this is.
+        number: the index of the view.
     """
     seed = seed_from("custom view", image_seed, number)
     if custom.takes_generator:

@@ -161,7 +161,7 @@ def chunks(widths: list[int], each: int) -> Iterator[tuple[int, int]]:
 
 
 def taps(sizes: Tensor, largest: int, crop: Crop, flip: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pixels of lines of these sizes [B] make each of `crop.size`, and their weights: [B, S, K] each.
+    """The pixels of lines of these sizes [B] that make each of `crop.size`, and their weights: [B, S, K] each.
 
     torch's antialiased ones. The middle of a new pixel, (2 i + 1) size / 2 S, is an integer and a remainder, for
     float32 has too few digits for the sum of the two.
@@ -194,7 +194,7 @@ def taps(sizes: Tensor, largest: int, crop: Crop, flip: Tensor) -> tuple[Tensor,
 
 
 def augment(augmentation: Augmentation, view: Tensor, cpu_params: npt.NDArray[np.float32], params: Tensor) -> Tensor:
-    """What comes after the crop, as in the reference, for a batch [B, C, S, S], which is overwritten.
+    """Apply the steps after the crop, as in the reference, to a batch [B, C, S, S], which is overwritten.
 
     Args:
         cpu_params: [B, PACKED] the parameters, with the CPU.
@@ -232,7 +232,7 @@ def augment(augmentation: Augmentation, view: Tensor, cpu_params: npt.NDArray[np
 
 
 def is_jittered(params: Any, place: int, which: int) -> Any:
-    """[B] whether this operation of the jitter comes at this place; an array, or a tensor on the device."""
+    """[B] True where this operation of the jitter comes at this place; an array, or a tensor on the device."""
     return (params[:, COLUMNS["jitter"]] > 0) & (params[:, COLUMNS["order"] + place] == which)
 
 
@@ -246,7 +246,7 @@ def on_some(
     """Replace the chosen images of a batch by what an operation makes of them and of their values.
 
     Args:
-        cpu_chosen: [B] which are chosen, with the CPU, which has to know how many they are.
+        cpu_chosen: [B] the mask of the chosen images on the CPU, which has to know their number.
         chosen: [B] the same on the device.
     """
     if count := int(cpu_chosen.sum()):
@@ -277,7 +277,7 @@ def saturation(view: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(view: Tensor, turns: Tensor) -> Tensor:
-    """To HSV and back without saying so: value minus range times a triangle wave of the hue, a phase a channel."""
+    """HSV and back in one formula: value minus range times a triangle wave of the hue, one phase per channel."""
     r, g, b = view.split(1, dim=1)
     high, low = view.amax(1, keepdim=True), view.amin(1, keepdim=True)
     chroma = high - low

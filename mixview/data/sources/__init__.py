@@ -1,3 +1,3 @@
-"""Where images come from, one file per format."""
+"""Sources of images, one file per format."""
 
 __all__: list[str] = []

@@ -26,12 +26,12 @@ class ImageArray(Source):
     A process that is forked shares the array; one that is spawned opens the files again rather than be sent a copy.
 
     Args:
-        arguments: what to construct the source with again.
+        arguments: the arguments that construct the source again.
         files: the files that it was read from.
         images: [N, H, W, C], a view is enough.
         labels: [N].
         classes: the names of the classes.
-        prefix: what the names of the images begin with: the split.
+        prefix: the beginning of the names of the images: the split.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Npz(Source):
     Args:
         path: the file.
         split: train, val, test …; by default train, if the file has splits.
-        channels_first: whether the arrays are [N, C, H, W]; by default decided by where the short axis is.
+        channels_first: true for [N, C, H, W], false for [N, H, W, C]; by default decided by the short axis.
     """
 
     kind = "npz"
@@ -189,7 +189,7 @@ class Npy(ImageArray):
 
     Args:
         path: the file.
-        channels_first: whether the array is [N, C, H, W]; by default decided by where the short axis is.
+        channels_first: true for [N, C, H, W], false for [N, H, W, C]; by default decided by the short axis.
     """
 
     kind = "npy"

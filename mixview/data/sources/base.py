@@ -1,4 +1,4 @@
-"""What a source is: images by index, with whatever labels, boxes and masks they have. Everything else takes one."""
+"""The interface of a source: images by index, with the labels, boxes and masks they have. Everything else takes one."""
 
 import re
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ ClassMap = npt.NDArray[np.int16]
 """[H, W] the class of each pixel: 0 is the background, k the k-th of the classes, `IGNORED` counts for nothing."""
 
 IGNORED = -1
-"""What a class map has where the class is unknown, as along the outlines of VOC's objects (255 in its files)."""
+"""The value in a class map where the class is unknown, as along the outlines of VOC's objects (255 in its files)."""
 
 
 SECRETS = re.compile(r"""(https?://)(?:[^\s/?#@]*@)?([^\s?#]*)(?:[?#]\S*?(?=['").,:;]*(?:\s|$)))?""")
@@ -92,16 +92,16 @@ class Source(ABC):
     """
 
     kind: ClassVar[str]
-    """What it is, in one word: folder, voc, coco, scenes …"""
+    """The kind of source, in one word: folder, voc, coco, scenes …"""
 
     classes: tuple[str, ...] | None = None
     """The names of the classes, in the order of their index."""
 
     skipped: Mapping[str, str] = MappingProxyType({})
-    """What looked like an image and was left out on opening: its name, and why. It counts as a bad image."""
+    """Files that looked like an image and were left out on opening: name -> why. Each counts as a bad image."""
 
     notes: tuple[str, ...] = ()
-    """What to tell the user of what was left out on opening."""
+    """Messages for the user about what was left out on opening."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -139,7 +139,7 @@ class Source(ABC):
 
     def class_map(self, index: int) -> ClassMap:
         """The class of each pixel of an image; only of the images that `segmentation` returns."""
-        raise SourceError(f"{self.name(index)} has no class for every pixel: give images with masks")
+        raise SourceError(f"{self.name(index)} has no class for every pixel: pass images with masks")
 
 
 def paint_objects(objects: Objects, height: int, width: int) -> ClassMap:
@@ -150,3 +150,13 @@ def paint_objects(objects: Objects, height: int, width: int) -> ClassMap:
         own, there = np.int16(number + 1), classes[mask]
         classes[mask] = np.where((there == 0) | (there == own), own, IGNORED)
     return classes
+
+
+def even_indices(total: int, count: int) -> npt.NDArray[np.int64]:
+    """[M] at most `count` of `total` indices, evenly spaced from the first to the last.
+
+    Example:
+        >>> even_indices(100, 4).tolist()
+        [0, 33, 66, 99]
+    """
+    return np.linspace(0, total - 1, min(count, total)).astype(np.int64)

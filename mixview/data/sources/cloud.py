@@ -30,7 +30,7 @@ TIMEOUT = 30.0
 MIN_RATE = 16 * 1024
 """Bytes per second below which a connection counts as dropped, once its time of silence has passed."""
 LIST_SECONDS = 3600.0
-"""What listing a folder may take: S3 lists a thousand objects per request."""
+"""The longest time to list a folder: S3 lists a thousand objects per request."""
 RETRIES = 5
 MAX_OBJECT = 1 << 29
 """Bytes that are read in one piece: no image is larger."""
@@ -41,11 +41,11 @@ MAX_ASKED = 100
 
 
 class Provider(NamedTuple):
-    """What an address of a scheme needs."""
+    """The requirements of an address of a scheme."""
 
     package: str
     access: str
-    """How to get access where there is none."""
+    """Instructions for getting access where there is none."""
 
 
 PROVIDERS = {
@@ -73,7 +73,7 @@ CREDENTIAL_ERRORS = frozenset(
         *("LocalTokenNotFoundError",),
     )
 )
-"""What the libraries raise where there are no credentials, or none that are valid; not all are imported."""
+"""Errors that the libraries raise where there are no credentials, or none that are valid; not all are imported."""
 
 
 class MissingObject(SourceError):
@@ -82,7 +82,7 @@ class MissingObject(SourceError):
 
 @final
 class Listing(NamedTuple):
-    """What is in a folder, without what is in its folders."""
+    """The content of a folder, without that of its folders."""
 
     folders: list[str]
     files: dict[str, int]
@@ -90,7 +90,7 @@ class Listing(NamedTuple):
 
 
 def is_cloud(address: object) -> bool:
-    """Whether this is an address of an object or a folder in a bucket."""
+    """Return True if this is an address of an object or a folder in a bucket."""
     return isinstance(address, str) and address.partition("://")[0] in PROVIDERS and "://" in address
 
 
@@ -132,7 +132,7 @@ def open_filesystem(scheme: str) -> Any:
 
 
 def within(seconds: float, function: Callable[[], T]) -> T:
-    """What a function returns; TimeoutError if that takes longer."""
+    """Return the result of a function; TimeoutError if that takes longer."""
     outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -152,13 +152,13 @@ def within(seconds: float, function: Callable[[], T]) -> T:
 
 
 def ask(url: str, question: Callable[[Any, str], T], seconds: float = 2 * TIMEOUT) -> T:
-    """What a filesystem answers to one question about an address, asked once.
+    """Ask a filesystem one question about an address, once.
 
     Raises `SourceError` where asking again would not help, and `ConnectionError` where it may.
     """
     scheme, _, path = url.partition("://")
     if not path.strip("/"):
-        raise SourceError(f"{url} names no bucket: give an address such as {scheme}://bucket/folder")
+        raise SourceError(f"{url} names no bucket: pass an address such as {scheme}://bucket/folder")
 
     def call() -> T:
         filesystem = open_filesystem(scheme)
@@ -210,7 +210,7 @@ def pause(failures: int) -> None:
 
 
 def give_up(url: str, failures: int, error: Exception) -> SourceError:
-    """What is said of an address that did not answer."""
+    """The error for an address that did not answer."""
     why = textwrap.shorten(str(error), MAX_SHOWN)
     return SourceError(f"{url} failed {failures} times in a row ({why}): check the connection, then resume")
 
@@ -237,7 +237,7 @@ def list_objects(url: str) -> dict[str, int]:
 
 
 def entries_of(entries: Iterable[Mapping[str, Any]], folder: str) -> dict[str, dict[str, Any]]:
-    """What a filesystem says of each entry of a folder, by its name relative to it; "" is the folder as a file."""
+    """The entries of a folder, by their name relative to it, as a filesystem lists them; "" is the folder as a file."""
     start, named = folder.rstrip("/") + "/", {}
     for entry in entries:
         name = str(entry["name"])
@@ -290,8 +290,8 @@ def read_object(url: str, size: int, name: str) -> bytes:
 
     Args:
         url: its address.
-        size: how many; -1 if there was no such object.
-        name: of the image, for errors.
+        size: the number of bytes; -1 if there was no such object.
+        name: the name of the image, for errors.
     """
     if size > MAX_OBJECT:
         raise BadImage(name, f"is {size / 1e9:.1f} GB, more than any image: remove it from the data")

@@ -68,7 +68,7 @@ class Instances(msgspec.Struct):
 
 @final
 class Coco(ImageFiles):
-    """COCO, its annotations held in arrays: `annotations/instances_train2017.json` beside `train2017/`.
+    """COCO, its annotations held in arrays: `annotations/instances_train2017.json` next to `train2017/`.
 
     Categories are numbered 0, 1, 2 … in the order of their ids, which have gaps; `category_ids` are those ids, and
     `image_ids` those of the images, to write results in COCO's format.
@@ -76,8 +76,8 @@ class Coco(ImageFiles):
     Args:
         root: the folder that holds `annotations`.
         split: train2017, val2017 …, or train or val of the only year there is; by default train.
-        absent: whether to raise or to skip images that the annotations name and that are not there.
-        masks: whether `objects` draws masks; this needs pycocotools.
+        absent: the treatment of images that the annotations name and that are not there: raise, or skip them.
+        masks: True if `objects` draws masks; this needs pycocotools.
     """
 
     kind = "coco"
@@ -93,7 +93,7 @@ class Coco(ImageFiles):
         path = find_annotations(root, split or "train")
         folder = root / path.stem.removeprefix("instances_")
         if not folder.is_dir():
-            raise SourceError(f"{path} is there and its images, the folder {folder}, are not: download them beside it")
+            raise SourceError(f"{path} is there and its images, the folder {folder}, are not: download them next to it")
         content = read_instances(path)
         images = content.images
         # One listing of the folder rather than a hundred thousand questions to the disk.
@@ -200,7 +200,7 @@ def find_annotations(root: Path, split: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there; False for a name that no file can have."""
+    """Return True if a file is there; False for a name that no file can have."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ def pack_segmentation(annotation: Annotation, height: int, width: int, path: Pat
 
 
 def describe(annotation: Annotation) -> str:
-    """Which annotation it is, for errors."""
+    """The annotation, for errors."""
     return f"annotation {annotation.id} of image {annotation.image_id}"
 
 

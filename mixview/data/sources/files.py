@@ -39,11 +39,11 @@ class ImageFiles(Source):
     """Files, their paths packed. A subclass finds them, says its `kind`, and adds what else it knows.
 
     Args:
-        root: what the names are relative to.
+        root: the folder that the names are relative to.
         names: the path of each image.
         labels: [N] the class of each.
         classes: the names of the classes.
-        skipped: what was left out, and why.
+        skipped: the files that were left out, and why.
         notes: further sentences on what was left out.
         sizes: [N] the bytes of each image in a bucket, -1 for those that are not there; None on a disk.
     """
@@ -83,7 +83,7 @@ class ImageFiles(Source):
         return read_file(os.path.join(self.root, name), name)  # noqa: PTH118
 
     def path(self, index: int) -> Path:
-        """Where the file is on a disk."""
+        """The path of the file on a disk."""
         return Path(self.root) / self._names[index]
 
     def labels(self) -> npt.NDArray[np.int64] | None:
@@ -135,12 +135,12 @@ def file_size(path: bytes) -> int:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file of this name is taken for an image."""
+    """Return True if a file of this name is taken for an image."""
     return reads(suffix_of(name))
 
 
 def is_array_name(name: str) -> bool:
-    """Whether a file of this name is taken for an image where no others are: .npy and .npz may be anything."""
+    """Return True if a file of this name is taken for an image where no others are: .npy and .npz may be anything."""
     return reads_array(suffix_of(name))
 
 
@@ -149,7 +149,7 @@ def suffix_of(name: str) -> str:
 
 
 def holds_runs_only(folder: Path) -> bool:
-    """Whether a folder is that of a run, or holds nothing but such folders, as `runs` does."""
+    """Return True if a folder is that of a run, or holds nothing but such folders, as `runs` does."""
     if is_run(folder, check_status=True):
         return True
     try:
@@ -163,12 +163,12 @@ def holds_runs_only(folder: Path) -> bool:
 
 
 class FoundImages(NamedTuple):
-    """What there is under a folder."""
+    """The images under a folder."""
 
     images: list[str]
     """Relative paths, sorted."""
     skipped: dict[str, str]
-    """What looked like an image and is not: its path, and why."""
+    """Files that look like an image and are not: path -> why."""
     notes: list[str]
     """Sentences on what else was left out."""
     sizes: npt.NDArray[np.int64] | None = None
@@ -218,7 +218,7 @@ def find_images(root: Path | str) -> FoundImages:
     """All images under a folder, and what was left out.
 
     Links are followed, but never into a folder that is being walked already, so that a loop of links ends. Hidden files
-    and folders are not images (`._photo.jpg` is what macOS leaves beside one), and neither are the pictures in the
+    and folders are not images (`._photo.jpg` is what macOS leaves next to one), and neither are the pictures in the
     folder of a run.
     """
     if isinstance(root, str):
@@ -379,7 +379,7 @@ class ClassFolders(ImageFiles):
 
 
 def looks_like_classes(root: Path | str) -> bool:
-    """Whether a folder has two subfolders or more, all images within them: class folders. Looks no deeper than that."""
+    """Return True if a folder has two or more subfolders, and all images in them: class folders. Looks no deeper."""
     if isinstance(root, str):
         listing = cloud.list_folder(root)
         visible = [name for name in (*listing.folders, *listing.files) if not name.startswith(".")]
@@ -397,7 +397,7 @@ def looks_like_classes(root: Path | str) -> bool:
 
 
 def kaggle_solution(root: Path) -> dict[str, str] | None:
-    """ImageNet's validation labels as Kaggle ships them: file stem -> synset, from beside ILSVRC/Data/CLS-LOC/val."""
+    """ImageNet's validation labels as Kaggle ships them: file stem -> synset, from next to ILSVRC/Data/CLS-LOC/val."""
     for folder in (root, *list(root.parents)[:4]):
         path = folder / "LOC_val_solution.csv"
         if root.name == "val" and path.is_file():
@@ -445,7 +445,7 @@ class FileList(ImageFiles):
 
     Args:
         path: the list.
-        root: what the paths in it are relative to; by default the folder of the list.
+        root: the folder that the paths in it are relative to; by default the folder of the list.
         path_column: the header of the column of paths.
         label_column: the header of the column of labels.
     """
@@ -478,7 +478,7 @@ class FileList(ImageFiles):
 
 
 def names_cloud(address: str) -> bool:
-    """Whether a dataset is in a bucket, or a list of files that are."""
+    """Return True if a dataset is in a bucket, or a list of files that are."""
     if is_cloud(address):
         return True
     path = Path(address)
@@ -489,11 +489,11 @@ def names_cloud(address: str) -> bool:
 
 
 def file_path(source: Source, index: int) -> Path | str:
-    """Where an image of a source is, on a disk or in a bucket; raise if it is not a file of its own."""
+    """The path of an image of a source, on a disk or in a bucket; raise if it is not a file of its own."""
     if isinstance(source, ImageFiles):
         return join(source.root, source.name(index))
     raise SourceError(
-        f"the images of a source of kind {source.kind} are not files of their own, which a list could name: give "
+        f"the images of a source of kind {source.kind} are not files of their own, which a list could name: pass "
         "--data a folder of images, or a list"
     )
 
@@ -523,7 +523,7 @@ def read_list(
 
 
 def names_file(name: str) -> bool:
-    """Whether a list means an image by this name."""
+    """Return True if a list means an image by this name."""
     return is_image_name(name) or is_array_name(name)
 
 
@@ -575,7 +575,7 @@ def find_column(header: list[str], name: str | None, usual: tuple[str, ...], pat
 
 
 MAX_LABEL = 100_000
-"""What numbers classes from 0 needs no larger one; what has larger ones holds something else."""
+"""The largest label of classes that are numbered from 0; larger ones mean something else."""
 
 
 def number_labels(labels: Sequence[str]) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:

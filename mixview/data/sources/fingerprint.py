@@ -1,4 +1,4 @@
-"""What a run records of its images and checks at resume: their count, their bytes, a hash of their names and sizes."""
+"""The fingerprint that a run records of its images and checks at resume: count, bytes, a hash of names and sizes."""
 
 import hashlib
 

@@ -21,8 +21,8 @@ class HuggingFace(Source):
     Args:
         root: the folder.
         split: split of a DatasetDict; by default train.
-        image_column: by default the only column of images.
-        label_column: by default the only column of class labels.
+        image_column: the column of images; by default the only one.
+        label_column: the column of class labels; by default the only one.
     """
 
     kind = "huggingface"

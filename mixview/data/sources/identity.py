@@ -1,4 +1,4 @@
-"""Which images a run was trained on, so that an evaluation can tell whether it tests on the same ones.
+"""The identity of the images a run was trained on, so that an evaluation can tell if it tests on the same ones.
 
 An image is known by a hash of its content: the bytes of its file, or its pixels. The name, the folder and the split
 that it is in do not matter; another encoding of the same picture is another image.
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import BadImage, Pixels, Source
+from mixview.data.sources.base import BadImage, Pixels, Source, even_indices
 from mixview.io.atomic import atomic_write
 
 ContentHashes = npt.NDArray[np.uint64]
@@ -43,7 +43,7 @@ def content_hashes(source: Source, indices: Iterable[int]) -> ContentHashes:
 
 
 def find_shared(source: Source, others: ContentHashes) -> npt.NDArray[np.bool_]:
-    """[N] whether each image of a source has the content of one of these; one that cannot be read has not."""
+    """[N] True for images of a source that have the content of one of these; False for one that cannot be read."""
     shared = [np.isin(content_hashes(source, [index]), others).any() for index in range(len(source))]
     return np.array(shared, dtype=np.bool_)
 
@@ -53,8 +53,8 @@ def sample_hashes(source: Source, most: int = MAX_SAMPLED, seconds: float = 60.0
 
     Images are only read, not decoded. Every further one of a sequence that stays even wherever time runs out is taken.
     """
-    count = min(len(source), most)
-    chosen = np.linspace(0, len(source) - 1, count).astype(np.int64)
+    chosen = even_indices(len(source), most)
+    count = len(chosen)
     golden = (np.arange(count) * 0.6180339887498949) % 1.0  # any beginning of this order is spread evenly
     end = time.monotonic() + seconds
     parts = []

@@ -13,7 +13,7 @@ from mixview.data.sources.arrays import ImageArray
 from mixview.data.sources.base import SourceError
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package dataset-fashion-mnist puts it."""
+"""The folder of Debian's package dataset-fashion-mnist."""
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 

@@ -1,4 +1,4 @@
-"""Labels from a file beside the images: a CSV of paths and labels, for a folder that has none of its own.
+"""Labels from a file next to the images: a CSV of paths and labels, for a folder that has none of its own.
 
     source = open_dataset("photos/", labels="labels.csv")
 
@@ -33,7 +33,7 @@ class Labeled(Source):
         path: a CSV (or TSV) file with the columns path and label, or a text file of such lines. A path is what
             `source.name` says, or has the folder of the images in front, or is only the last part of a name, if unique.
         root: the folder of the images, if they are in one.
-        partial: whether images without a label, and rows without an image, go unmentioned: of one part of several.
+        partial: true to ignore images without a label, and rows without an image: for one part of several.
     """
 
     kind = "labeled"
@@ -91,7 +91,7 @@ class Labeled(Source):
         return self.source.objects(index)
 
     def fingerprint(self) -> str:
-        """That of the images, with the labels in the hash."""
+        """The fingerprint of the images, with the labels in the hash."""
         *counts, own = self.source.fingerprint().split(", ")
         digest = hashlib.blake2b(own.encode(), digest_size=8)
         for array in (self._labels, self._sets):
@@ -101,7 +101,7 @@ class Labeled(Source):
 
 
 def locate(source: Source, names: list[str], root: Path | None) -> npt.NDArray[np.int64]:
-    """[M] which image of a source each name is of; -1 for none."""
+    """[M] the index of the image of a source that each name is of; -1 for none."""
     exact = {source.name(index): index for index in range(len(source))}
     last: dict[str, int] = {}
     for name, index in exact.items():

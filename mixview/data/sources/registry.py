@@ -68,7 +68,7 @@ FORMATS: dict[str, DatasetFormat] = {
     "npz": DatasetFormat(Npz, "an .npz of arrays [N, H, W, C] or of JPEG bytes, with or without labels"),
     "npy": DatasetFormat(Npy, "an .npy of numbers [N, H, W] or [N, H, W, C], without labels"),
 }
-"""What a path can be."""
+"""The formats that a path can have."""
 
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "cifar10": ("CIFAR-10", ("cifar-10-batches-py", "cifar-10-batches-bin", "cifar10*.npz")),
@@ -107,11 +107,11 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         option = options.pop("split")
         if split is not None and option not in (None, split):
             raise SourceError(
-                f"the data has two splits, {split!r} and, among its options, {option!r}: give one of them"
+                f"the data has two splits, {split!r} and, among its options, {option!r}: pass one of them"
             )
         split = option if split is None else split
     if split is not None and not isinstance(split, str):
-        raise SourceError(f"{split!r} is not a split: give its name, such as train")
+        raise SourceError(f"{split!r} is not a split: pass its name, such as train")
     if split is not None and "[" in split:
         name, part = parse_range(split)
         if part is None:
@@ -131,14 +131,14 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
     if not isinstance(kind, str) or kind not in FORMATS:
         raise SourceError(f"there is no kind of source {brief(kind)}{hint_at(kind, FORMATS)}")
     if cloud.is_cloud(text) and kind not in IN_BUCKETS:
-        raise SourceError(f"a source of kind {kind} is read from a disk: copy {text} to one, and give its path")
+        raise SourceError(f"a source of kind {kind} is read from a disk: copy {text} to one, and pass its path")
     return build(kind, FORMATS[kind].make, {"split": split, **options}, spec)
 
 
 def with_labels(spec: str | Path, split: str | None, kind: str | None, labels: Any, options: dict[str, Any]) -> Source:
     """A dataset with the labels of a file in place of its own; class folders are folders then."""
     if not isinstance(labels, str | os.PathLike):
-        raise SourceError(f"labels {brief(labels)} is not a file: give a CSV file with the columns path and label")
+        raise SourceError(f"labels {brief(labels)} is not a file: pass a CSV file with the columns path and label")
     path = str(labels) if cloud.is_cloud(labels) else Path(labels).expanduser()
     if kind is None and (cloud.is_cloud(spec) or Path(spec).is_dir()) and recognize(spec)[0] == "imagefolder":
         kind = "folder"
@@ -189,7 +189,7 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
 
 
 def recognize(spec: str | Path) -> tuple[str, str | Path]:
-    """What a path is, and where exactly."""
+    """The format of a path, and the exact path."""
     text, path = str(spec), Path(spec)
     if cloud.is_cloud(text):
         return recognize_cloud(text), text
@@ -202,7 +202,7 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
         if suffix in LIST_SUFFIXES:
             return "list", path
         raise SourceError(
-            f"{path} is not a file that holds images: give a folder, a list ({', '.join(LIST_SUFFIXES)}), …"
+            f"{path} is not a file that holds images: pass a folder, a list ({', '.join(LIST_SUFFIXES)}), …"
         )
     if not path.exists():
         hint = hint_at(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
@@ -214,18 +214,18 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
     places = [(kind, place) for kind, place in locations if place is not None]
     if len(places) > 1:
         names = ", ".join(str(place) for _, place in places)
-        raise SourceError(f"{path} holds several datasets, {names}: give the path of one")
+        raise SourceError(f"{path} holds several datasets, {names}: pass the path of one")
     if places:
         kind, place = places[0]
         others = [each.name for each in subfolders(path) if each not in (place, *place.parents)]
         if place != path and others:  # a folder of datasets, of which one is recognized
-            raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: give the path of one")
+            raise SourceError(f"{path} holds {place.name} and also {', '.join(others)}: pass the path of one")
         return kind, place
     return ("imagefolder" if looks_like_classes(enter_split(path, None)) else "folder"), path
 
 
 def recognize_cloud(url: str) -> str:
-    """What an address in a bucket is, by its name, or by what is in the folder that it is."""
+    """The format of an address in a bucket, by its name, or by what is in the folder that it is."""
     name = url.rstrip("/").rpartition("/")[2]
     if ".tar" in name:
         return "webdataset"
@@ -251,7 +251,7 @@ def data_folder() -> Path | None:
 
 
 def locate_named(name: str) -> Path | None:
-    """Where the dataset of this name is, None if it is nowhere."""
+    """The path of the dataset of this name, None if there is none."""
     base = data_folder()
     for place in NAMES[name][1]:
         if place.startswith("/"):
@@ -264,10 +264,10 @@ def locate_named(name: str) -> Path | None:
 
 
 def find_named(name: str) -> Path:
-    """Where the dataset of this name is."""
+    """The path of the dataset of this name."""
     path = locate_named(name)
     if path is None:
         base = data_folder()
         where = f"is not in {base}" if base else "can be found once MIXVIEW_DATA names the folder of your datasets"
-        raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or give its path instead")
+        raise SourceError(f"{name} {where}: put {NAMES[name][1][0]} there, or pass its path instead")
     return path

@@ -34,7 +34,7 @@ PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 @final
 class Paced(io.RawIOBase):
-    """What arrives on a connection, as long as it arrives: the headers and the body of an answer."""
+    """The bytes that arrive on a connection, as long as they arrive: the headers and the body of an answer."""
 
     def __init__(self, raw: Any, grace: float) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class SecureHandler(urllib.request.HTTPSHandler):
 
 
 def make_opener() -> urllib.request.OpenerDirector:
-    """What asks servers, by http and https and no other way, whatever a server redirects to."""
+    """An opener that asks servers by http and https only, whatever a server redirects to."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,
@@ -126,13 +126,13 @@ class RemoteFile(io.RawIOBase):
         super().__init__()
         if not url.startswith(("http://", "https://")) and not is_cloud(url):
             raise SourceError(
-                f"{url} is not an http://, https://, s3://, gs:// or hf:// address: download the file and give its path"
+                f"{url} is not an http://, https://, s3://, gs:// or hf:// address: download the file and pass its path"
             )
         self.url = url
         self.timeout = timeout
         self.retries = retries
         self.version = ""
-        """What the server says to tell one content from another: its ETag, or the date of change."""
+        """The server's mark that tells one content from another: its ETag, or the date of change."""
         self._lock = Lock()
         self._position = 0
         self._start = 0

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError
+from mixview.data.sources.base import ClassMap, Objects, Pixels, Source, SourceError, even_indices
 from mixview.data.sources.files import parse_lines
 
 Indices = npt.NDArray[np.int64]
@@ -26,7 +26,7 @@ class Subset(Source):
 
     Args:
         source: the whole.
-        indices: [M] which of its images.
+        indices: [M] the indices of its images.
     """
 
     kind = "subset"
@@ -171,9 +171,7 @@ def parse_range(split: str) -> tuple[str | None, slice | None]:
 
 def take_evenly(source: Source, count: int) -> Source:
     """At most `count` images, evenly over the source."""
-    if len(source) <= count:
-        return source
-    return Subset(source, np.linspace(0, len(source) - 1, count).astype(np.int64))
+    return source if len(source) <= count else Subset(source, even_indices(len(source), count))
 
 
 def take_files(source: Source, files: str | Path | Iterable[str]) -> Subset:
@@ -266,7 +264,7 @@ def drop_unlabeled(source: Source) -> tuple[Source, int]:
     if labels is None or (labels >= 0).all():
         return source, 0
     if not (labels >= 0).any():
-        raise SourceError(f"none of the {len(source)} images has a label: give labeled images")
+        raise SourceError(f"none of the {len(source)} images has a label: pass labeled images")
     return Subset(source, np.flatnonzero(labels >= 0)), int((labels < 0).sum())
 
 

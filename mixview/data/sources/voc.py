@@ -18,7 +18,7 @@ YEAR = re.compile(r"VOC(\d{4})")
 MAIN = Path("ImageSets", "Main")
 
 PRESENCE = {"1": 1, "-1": 0, "0": -1}
-"""What the per-class files say (1 present, -1 absent, 0 difficult) -> what a label set says."""
+"""The numbers in the per-class files (1 present, -1 absent, 0 difficult) -> those in a label set."""
 
 
 @final
@@ -156,7 +156,7 @@ class SegmentedVoc(ImageFiles):
 
 
 def class_map_path(image: Path) -> Path:
-    """Where the class map of an image is."""
+    """The path of the class map of an image."""
     return image.parent.parent / "SegmentationClass" / f"{image.stem}.png"
 
 
@@ -172,7 +172,7 @@ def year_folders(root: Path) -> dict[str, Path]:
             }
             if folders:
                 return folders
-    raise SourceError(f"{root} holds no VOC2007 or other year: give the folder that holds JPEGImages, or VOCdevkit")
+    raise SourceError(f"{root} holds no VOC2007 or other year: pass the folder that holds JPEGImages, or VOCdevkit")
 
 
 def locate(path: Path) -> Path | None:

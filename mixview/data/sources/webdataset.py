@@ -48,7 +48,7 @@ OPEN_SHARDS = 4
 INDEX_FORMAT = 1
 
 MAX_SHARDS = 1_000_000
-"""What a pattern may name."""
+"""The most shards that a pattern may name."""
 MAX_BRACES = 8
 BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", re.ASCII)
 
@@ -56,14 +56,14 @@ BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}|\{([^{}]*,[^{}]*)\}", re.ASCI
 @final
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the images of one shard are."""
+    """The positions of the images in one shard."""
 
     names: PackedStrings
     """The members that are images."""
     starts: npt.NDArray[np.int64]
-    """[N] where the bytes of each begin."""
+    """[N] the positions where the bytes of each begin."""
     sizes: npt.NDArray[np.int64]
-    """[N] how many there are."""
+    """[N] the number of bytes of each."""
     labels: PackedStrings
     """The text of each sample's `.cls`, empty where there is none."""
 
@@ -133,7 +133,7 @@ class WebDataset(Source):
         return f"WebDataset({without_secrets(self.shards[0])!r}, {len(self.shards)} shards, {len(self)} images)"
 
     def shard(self, index: int) -> int:
-        """Which shard an image is in: to shuffle shards, and images within them, is to stream and shuffle at once."""
+        """The shard of an image: to shuffle shards, and images within them, is to stream and shuffle at once."""
         return int(np.searchsorted(self._ends, index, side="right"))
 
     def name(self, index: int) -> str:
@@ -277,7 +277,7 @@ def split_key(name: str) -> tuple[str, str]:
 
 
 def is_url(shard: str) -> bool:
-    """Whether a shard is on a server."""
+    """Return True if a shard is on a server."""
     return "://" in shard
 
 
@@ -325,7 +325,7 @@ def find_shards(spec: str) -> list[str]:
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """As a shell does: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
+    """Expand braces like a shell: `{000..012}` counts and keeps the zeros, `{a,b}` chooses."""
     match = BRACES.search(pattern)
     if match is None:
         yield pattern
@@ -344,7 +344,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def locate(path: Path) -> Path | None:
-    """This path, if it is a folder of tar files and nothing that is an image lies beside them."""
+    """This path, if it is a folder of tar files and no images are next to them."""
     if not path.is_dir() or not any(path.glob("*.tar")):
         return None
     entries = itertools.islice(path.iterdir(), 10_000)

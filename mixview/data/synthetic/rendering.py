@@ -1,4 +1,4 @@
-"""How the embedded scenes are drawn: numbers from a hash, textures, colors, light and layers, many images at once.
+"""Drawing of the built-in scenes: numbers from a hash, textures, colors, light and layers, many images at once.
 
 An image is a function of (seed, split, index) alone, bit for bit, on every machine: its numbers come from a 64-bit
 integer hash, and its pixels from float32 +, -, ×, ÷, √ and comparisons, which IEEE 754 rounds the same way everywhere.
@@ -90,7 +90,7 @@ def smooth(value: Floats) -> Floats:
 
 
 def plane(values: Floats) -> Floats:
-    """One value an image, [N] -> [N, 1, 1], to meet its pixels."""
+    """One value per image, [N] -> [N, 1, 1], to meet its pixels."""
     return values[:, None, None]
 
 
@@ -235,7 +235,7 @@ TEXTURES = (*GROUNDS, *(SURFACES[name] for name in SHAPES))
 
 
 class Frame(NamedTuple):
-    """Where something lies: pixel (x, y) of image n is `matrix[n] @ (x - center)` in its own coordinates."""
+    """The position of something: pixel (x, y) of image n is `matrix[n] @ (x - center)` in its own coordinates."""
 
     center: Floats
     """[n, 2]"""
@@ -275,7 +275,7 @@ def color(hue: Floats, chroma: Floats, lightness: Floats) -> Floats:
 
 
 class Look(NamedTuple):
-    """What a surface looks like: a texture in two colors."""
+    """The look of a surface: a texture in two colors."""
 
     texture: Ints
     first: Floats
@@ -322,16 +322,16 @@ def look(
 
 
 class Light(NamedTuple):
-    """One light an image: where it comes from, and what it does. All [n]."""
+    """One light per image: its direction and its effect. All [n]."""
 
     x: Floats
     y: Floats
     relief: Floats
-    """How much an edge that faces it lights up, and one that turns away darkens."""
+    """The amount by which an edge that faces it lights up, and one that turns away darkens."""
     shadow: Floats
-    """How far a shadow falls, in image units."""
+    """The length of a shadow, in image units."""
     depth: Floats
-    """How dark a shadow is."""
+    """The darkness of a shadow."""
 
     def pick(self, rows: Ints) -> "Light":
         return Light(*(values[rows] for values in self))
@@ -347,7 +347,7 @@ class Outline(NamedTuple):
     bevel: Floats
     """[n] the width of the rounded edge, in the object's own units."""
     rim: Floats
-    """[n] how much lighter (or, negative, darker) the very edge is."""
+    """[n] the amount by which the very edge is lighter (or, negative, darker)."""
 
     def pick(self, rows: Ints) -> "Outline":
         return Outline(self.classes[rows], self.sides[rows], self.bevel[rows], self.rim[rows])
@@ -470,7 +470,7 @@ def blur(canvas: Floats, amount: Floats) -> Floats:
 
 
 class Staging(NamedTuple):
-    """How much of a scene is object, and how much goes on around it."""
+    """The amount of object in a scene, and of what goes on around it."""
 
     grounds: int
     """The background's texture is one of this many first `GROUNDS`,"""
@@ -483,13 +483,13 @@ class Staging(NamedTuple):
     scale: tuple[float, float]
     """Scale of an object, which covers a quarter of scale² of the image."""
     shift: float
-    """How far from its place an object may be, either way."""
+    """The largest shift of an object from its place, either way."""
     tilt: float
-    """How far an object may be turned to either side, in turns,"""
+    """The largest turn of an object to either side, in turns,"""
     pattern_tilt: float | None
     """and the pattern on it; None if it turns with the object."""
     tone: tuple[float, float]
-    """How much lighter or darker than the background an object is,"""
+    """The range of how much lighter or darker than the background an object is,"""
     pattern_contrast: float
     """and at most by how much the two colors of its pattern are lighter and darker than that."""
     period: tuple[float, float]
@@ -504,6 +504,32 @@ class Staging(NamedTuple):
 # the class. The pattern stays about upright: at 32 pixels, its kind at every angle takes longer to learn.
 SINGLE = Staging(2, 0.05, 0, 0.2, (1.0, 1.4), 0.45, 0.5, 0.04, (0.0, 0.25), 0.35, (0.3, 0.38), 0.4)
 MULTIPLE = Staging(len(GROUNDS), 0.12, 2, 0.6, (0.34, 0.54), 0.14, 0.18, None, (0.26, 0.5), 0.18, (0.28, 0.45), 0.8)
+
+
+def object_layer(numbers: Numbers, slot: int, classes: Ints, staging: Staging, ground: Floats, light: Light) -> Layer:
+    """The objects in one slot of the classes [N, K], one per image."""
+    count, slots = classes.shape
+    name = f"object {slot}"
+    scale = numbers.uniform(f"{name} scale", *staging.scale)
+    # The key decides the pixels: it stays.
+    center = numbers.table(f"{name} centre", 2, -staging.shift, staging.shift)
+    if slots > 1:
+        quarter = (slot + numbers.integer("first quarter", 4)) % 4
+        corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
+        center = corner * np.float32(0.96) + center
+    angle = pattern_angle = numbers.uniform(f"{name} angle", -staging.tilt, staging.tilt)
+    if staging.pattern_tilt is not None:
+        pattern_angle = numbers.uniform(f"{name} pattern angle", -staging.pattern_tilt, staging.pattern_tilt)
+    tone = contrasting(numbers, name, ground, *staging.tone)
+    period = scale * numbers.uniform(f"{name} period", *staging.period)
+    surface = len(GROUNDS) + classes[:, slot]
+    return Layer(
+        np.arange(count),
+        place(numbers, name, center, scale, angle, 0.2),
+        finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
+        look(numbers, name, surface, period, pattern_angle, tone, staging.pattern_contrast),
+        light,
+    )
 
 
 def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArray[np.bool_]]:
@@ -522,7 +548,6 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     staging = SINGLE if slots == 1 else MULTIPLE
     middle = ((np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(2 / size)) - 1
     x, y = middle[None, None, :], middle[None, :, None]
-    everyone = np.arange(count)
 
     light_x, light_y = direction(numbers.uniform("light angle"))
     shadow, depth = numbers.uniform("shadow", 0.04, 0.16), numbers.uniform("shadow depth", 0.1, 0.6)
@@ -542,29 +567,8 @@ def draw(numbers: Numbers, classes: Ints, size: int) -> tuple[Pixels, npt.NDArra
     masks = np.zeros((count, slots, size, size), bool)
     frames = []
     for slot in range(slots):
-        name = f"object {slot}"
-        scale = numbers.uniform(f"{name} scale", *staging.scale)
-        center = numbers.table(
-            f"{name} centre", 2, -staging.shift, staging.shift
-        )  # the key decides the pixels: it stays
-        if slots > 1:
-            quarter = (slot + numbers.integer("first quarter", 4)) % 4
-            corner = np.stack([quarter % 2, quarter // 2], -1).astype(np.float32) - np.float32(0.5)
-            center = corner * np.float32(0.96) + center
-        angle = pattern_angle = numbers.uniform(f"{name} angle", -staging.tilt, staging.tilt)
-        if staging.pattern_tilt is not None:
-            pattern_angle = numbers.uniform(f"{name} pattern angle", -staging.pattern_tilt, staging.pattern_tilt)
-        frames.append(place(numbers, name, center, scale, angle, 0.2))
-        tone = contrasting(numbers, name, ground, *staging.tone)
-        period = scale * numbers.uniform(f"{name} period", *staging.period)
-        surface = len(GROUNDS) + classes[:, slot]
-        layer = Layer(
-            everyone,
-            frames[-1],
-            finish(numbers, name, classes[:, slot], np.zeros((count, 3), np.float32)),
-            look(numbers, name, surface, period, pattern_angle, tone, staging.pattern_contrast),
-            light,
-        )
+        layer = object_layer(numbers, slot, classes, staging, ground, light)
+        frames.append(layer.frame)
         layer = some(layer, classes[:, slot] >= 0)
         visible = layer.lay(canvas, x, y)
         masks[layer.rows, :slot] &= ~visible[:, None]

@@ -203,7 +203,7 @@ class Scenes(Source):
         return pixels
 
     def _identity(self) -> str:
-        """What decides the pixels of image i."""
+        """Everything that decides the pixels of image i."""
         return f"v{VERSION}-{self.arrangement}-{len(self.classes)}-{self.size}-{self.seed}-{self.split}"
 
     def _check(self, index: int) -> int:

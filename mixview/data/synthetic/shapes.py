@@ -151,7 +151,7 @@ def hourglass(u: Floats, v: Floats) -> Floats:
 
 
 AREA = 1.0
-"""What every shape covers, in its own units squared."""
+"""The area of every shape, in its own units squared."""
 
 # Drawn at their own scale, the shapes cover this much (a test measures it).
 _DRAWN: dict[str, tuple[Shape, float]] = {

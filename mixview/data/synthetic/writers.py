@@ -2,7 +2,7 @@
 
     write([Scenes(5000, split="train"), Scenes(1000, split="test")], Path("scenes"), "voc")
 
-A folder is written beside its place and moved there at the end, so a run that broke leaves a folder whose name ends in
+A folder is written next to its place and moved there at the end, so a run that broke leaves a folder whose name ends in
 `.part` and never half a dataset.
 """
 
@@ -34,7 +34,7 @@ def write(
 
     Args:
         scenes: one split, or several of one dataset.
-        folder: where to; it must not exist, or be empty.
+        folder: the folder to write to; it must not exist, or be empty.
         layout: `"folder"`: `<split>/<class>/<name>.jpg`, what ImageFolder reads (one object an image only).
             `"voc"`: `VOCdevkit/VOC2007/` with `trainval` (halved into `train` and `val`) and `test`.
             `"coco"`: `train2017/`, `val2017/`, `annotations/instances_*2017.json`.

@@ -30,11 +30,11 @@ class ExportSource:
     spec: Spec
     tensors: dict[str, Tensor]
     header: str
-    """What rebuilds the encoder, as text: every format that can carry it does."""
+    """The text that rebuilds the encoder: every format that can carry it does."""
 
     @classmethod
-    def of(cls, loaded: LoadedEncoder) -> "ExportSource":
-        """What there is to export of an encoder."""
+    def from_loaded(cls, loaded: LoadedEncoder) -> "ExportSource":
+        """Collect what there is to export of an encoder."""
         if loaded.spec is None:
             raise ValueError(f"{loaded.name} have no network to export: name a run, a file or a model")
         spec = loaded.spec | {"size": loaded.size, "feature_dim": loaded.feature_dim}
@@ -73,7 +73,7 @@ class ExportSource:
         return lines
 
     def shape_comment(self) -> str:
-        """What goes in and what comes out, as a comment."""
+        """The shapes of the inputs and outputs, as a comment."""
         size, channels = self.spec["size"], self.spec["channels"]
         return f"# images [N, {channels}, {size}, {size}], normalized -> features [N, {self.spec['feature_dim']}]"
 
@@ -91,20 +91,20 @@ class ExportSource:
 
 
 class ExportedFiles(NamedTuple):
-    """What a format has written, before it is put where it belongs."""
+    """The files that a format has written, before they are put where they belong."""
 
     main: Path
     """The file, or the folder, that is loaded."""
     snippet: str
     """Python that loads it: PATH stands for where it ends up, and `features` is what it makes of `images`."""
-    by: tuple[str, ...]
-    """The packages that load it; none where the program cannot be asked to."""
+    checked_with: tuple[str, ...]
+    """The packages that load it for the check; none where the program cannot be run."""
     notes: tuple[str, ...] = ()
-    reads: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
-    """Where the program cannot be asked: reads the tensors back, to be compared with what was to be written."""
+    read_back: Callable[[Path], tuple[dict[str, Tensor], str | None]] | None = None
+    """A function that reads the tensors back for comparison, where the program itself cannot be run."""
 
     def run(self, images: Tensor) -> Tensor:
-        """What the snippet makes of images: the code that the user sees is the code that is checked."""
+        """The result of the snippet for images: the code that the user sees is the code that is checked."""
         namespace: dict[str, Any] = {"images": images}
         with torch.inference_mode():
             exec(fill_path(self.snippet, self.main), namespace)
@@ -121,7 +121,7 @@ def rounded(values: list[float]) -> str:
 
 
 def normalize_of(source: ExportSource) -> Normalize:
-    """With as many values as there are channels."""
+    """The normalization of an encoder, with as many values as there are channels."""
     mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
     return Normalize(tuple(mean), tuple(std))
 

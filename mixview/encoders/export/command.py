@@ -29,11 +29,11 @@ from mixview.options import ROOM
 FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
 
 TOLERANCE = 1e-4
-"""How far features may differ, as a share of the largest one (at least of 1)."""
+"""The largest difference of features, as a share of the largest one (at least of 1)."""
 
 
 class Format(NamedTuple):
-    """How an encoder is written for one program."""
+    """The way an encoder is written for one program."""
 
     write: Callable[[ExportSource, Path], ExportedFiles]
     suffixes: tuple[str, ...]
@@ -43,7 +43,7 @@ class Format(NamedTuple):
     stem: str = "model"
     """The name of its file in a folder."""
     folder: bool = False
-    """Whether it is a folder by nature."""
+    """True if it is a folder by nature."""
 
 
 FORMATS: dict[str, Format] = {
@@ -57,8 +57,8 @@ FORMATS: dict[str, Format] = {
 }
 
 
-SIDE_FILES = frozenset({"config.json", "preprocessor_config.json"})
-"""What some formats write beside the weights."""
+COMPANION_FILES = frozenset({"config.json", "preprocessor_config.json"})
+"""Files that some formats write next to the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Export(EncoderConfig):
     """Program that will read it: torchvision, timm, safetensors (mixview itself), onnx, torch-export, detectron2 or
     huggingface."""
     out: Annotated[str, ROOM] = "exported"
-    """A folder, made if need be, or the name of the file; the model card goes into it, or beside it."""
+    """A folder, made if need be, or the name of the file; the model card goes into it, or next to it."""
 
     def run(self) -> Path:
         """Write, check, put in place, and print how it is loaded. Returns the file or the folder."""
@@ -82,30 +82,30 @@ class Export(EncoderConfig):
             raise ValueError(f"{self.format} is written to {expected}, not to {out.name!r}")
         for name in file_format.needs:
             import_optional(name, "export")
-        source = ExportSource.of(self.load())
+        source = ExportSource.from_loaded(self.load())
         folder = out.parent if is_file else out
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".mixview-", dir=folder) as temporary:
             name = out.name if is_file else f"{file_format.stem}{file_format.suffixes[0]}"
             exported = file_format.write(source, Path(temporary) / name)
             difference = check(source, exported)
-            place = out if is_file else folder if file_format.folder else folder / name
-            # What stands beside a file would be anybody's.
+            target = out if is_file else folder if file_format.folder else folder / name
+            # Other files next to a single file are not ours.
             names = [name] if is_file else sorted(path.name for path in Path(temporary).iterdir())
             sentence = check_sentence(exported, difference)
-            card = make_card(source, exported, self.format, place, names, sentence)
+            card = make_card(source, exported, self.format, target, names, sentence)
             for each in names:
                 (Path(temporary) / each).replace(folder / each)
             if not is_file and is_card(folder / "README.md"):
-                for stale in SIDE_FILES.difference(names):  # of an earlier export, about other weights
+                for stale in COMPANION_FILES.difference(names):  # of an earlier export, about other weights
                     (folder / stale).unlink(missing_ok=True)
         with atomic_write(out.with_suffix(".md") if is_file else folder / "README.md") as file:
             file.write(card.encode())
-        say(f"wrote {place} ({self.format}) and its model card")
+        say(f"wrote {target} ({self.format}) and its model card")
         for note in (sentence, *exported.notes):
             say(note)
-        say(f"\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}")
-        return place
+        say(f"\n{fill_path(exported.snippet, target)}\n{source.normalize_line()}")
+        return target
 
 
 def export(encoder: str, **options: Any) -> Path:
@@ -136,8 +136,8 @@ def probe_images(source: ExportSource, count: int = 3) -> Tensor:
 
 def check(source: ExportSource, exported: ExportedFiles) -> float:
     """The largest difference of features between the encoder and what was written, as its own program loads it."""
-    if exported.reads is not None:
-        tensors, _ = exported.reads(exported.main)
+    if exported.read_back is not None:
+        tensors, _ = exported.read_back(exported.main)
         own = {name: each for name, each in source.tensors.items() if not name.endswith("num_batches_tracked")}
         other = [name for name, each in own.items() if name not in tensors or not torch.equal(tensors[name], each)]
         if other:
@@ -154,15 +154,15 @@ def check(source: ExportSource, exported: ExportedFiles) -> float:
     scale = max(1.0, float(expected.abs().max()))
     if not difference <= TOLERANCE * scale:
         raise ValueError(
-            f"{' and '.join(exported.by)} computes other features from the export (they differ by {difference:g}), so "
-            "nothing was kept: use --format safetensors, and report this network"
+            f"{' and '.join(exported.checked_with)} computes other features from the export (they differ by "
+            f"{difference:g}), so nothing was kept: use --format safetensors, and report this network"
         )
     return difference
 
 
 def check_sentence(exported: ExportedFiles, difference: float) -> str:
     """A sentence on what was checked."""
-    if not exported.by:
+    if not exported.checked_with:
         return "Checked by reading it back: the same weights. Detectron2 itself was not run."
-    versions = " and ".join(f"{name} {version(name)}" for name in exported.by)
+    versions = " and ".join(f"{name} {version(name)}" for name in exported.checked_with)
     return f"Checked with {versions}: the same features as mixview's own, to {difference:.1e}."

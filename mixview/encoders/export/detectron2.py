@@ -32,7 +32,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 INPUT_FORMATS = {1: "L", 3: "RGB"}
 """Detectron2's name of the pixels, by the number of channels."""
 HEADER = "mixview"
-"""Under which the file says what it is of, beside the arrays."""
+"""The key of the file's description, besides the arrays."""
 
 NOTES: dict[str, str] = {
     "__author__": "mixview",
@@ -41,7 +41,7 @@ NOTES: dict[str, str] = {
     "pixel_std": "58.395, 57.120, 57.375",
     "stride_in_1x1": "False",
 }
-"""What the file says beside the arrays: for 8-bit pixels, in the order of `input_format`."""
+"""The entries of the file besides the arrays: for 8-bit pixels, in the order of `input_format`."""
 
 # One rule for each direction, in the order in which they apply. A number n of `layer` is res n + 1.
 BLOCK = re.compile(r"layer([1-4])\.(\d+)\.(?:(conv|bn)([1-3])|downsample\.([01]))\.(\w+)")
@@ -105,7 +105,7 @@ def torchvision_name(name: str) -> str:
         return f"bn1.{name.removeprefix('stem.conv1.norm.')}"
     match = OWN_BLOCK.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: give the file of a trunk, not of a detector")
+        raise ValueError(f"{name} is not a tensor of Detectron2's ResNets: pass the file of a trunk, not of a detector")
     res, block, number, shortcut, norm, what = match.groups()
     start = f"layer{int(res) - 1}.{block}"
     if shortcut is not None:
@@ -120,9 +120,9 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
     the res5 of a C4 detector).
 
     Args:
-        path: ends in .pkl, by which Detectron2 knows the format.
+        path: the file, whose name ends in .pkl, by which Detectron2 knows the format.
         state: tensors of a torchvision ResNet.
-        notes: more to say beside the arrays, such as method and epoch.
+        notes: more to say besides the arrays, such as method and epoch.
 
     Example:
         >>> from mixview.encoders import build
@@ -136,7 +136,7 @@ def save_detectron2(path: str | Path, state: Mapping[str, Tensor], notes: Mappin
 
 
 def load_detectron2(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of such a file under torchvision's names, and what it says beside them. Runs nothing of the file's.
+    """The tensors of such a file under torchvision's names, and what it says besides them. Runs nothing of the file's.
 
     Also reads the pickles that Detectron2's own converters write, and those of MoCo's.
 
@@ -195,7 +195,7 @@ def write_detectron2(source: ExportSource, path: Path) -> ExportedFiles:
     ]
     if not basic:
         config.append("# The norm after res5: ROI_HEADS.NAME Res5ROIHeadsExtraNorm, of MoCo's detection/train_net.py")
-    return ExportedFiles(path, join_lines(config), (), reads=read_detectron2)
+    return ExportedFiles(path, join_lines(config), (), read_back=read_detectron2)
 
 
 def read_detectron2(path: Path) -> tuple[dict[str, Tensor], str | None]:

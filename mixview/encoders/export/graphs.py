@@ -26,7 +26,7 @@ DTYPES = {7: torch.float32, 5: torch.int64, 6: torch.float16, 8: torch.float64, 
 """torch.export's numbers for types, those that encoders have."""
 
 
-def example(source: ExportSource) -> tuple[Tensor, Any]:
+def example_inputs(source: ExportSource) -> tuple[Tensor, Any]:
     """Two images, for the tracer, and which of their dimensions is free."""
     size = int(source.spec["size"])
     images = torch.zeros(2, int(source.spec["channels"]), size, size)
@@ -35,7 +35,7 @@ def example(source: ExportSource) -> tuple[Tensor, Any]:
 
 def write_torch_export(source: ExportSource, path: Path) -> ExportedFiles:
     """A graph of ATen operations: for torch without this network's code, AOTInductor and ExecuTorch."""
-    images, dynamic = example(source)
+    images, dynamic = example_inputs(source)
     program = torch.export.export(source.loaded.encoder.cpu().eval(), (images,), dynamic_shapes=dynamic)
     torch.export.save(program, path, extra_files={HEADER_FILE: source.header})
     snippet = join_lines(
@@ -50,7 +50,7 @@ def write_torch_export(source: ExportSource, path: Path) -> ExportedFiles:
 
 def write_onnx(source: ExportSource, path: Path) -> ExportedFiles:
     """An ONNX graph: for ONNX Runtime, TensorRT, OpenVINO and browsers."""
-    images, dynamic = example(source)
+    images, dynamic = example_inputs(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter about itself; what it made is checked
         program = torch.onnx.export(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mixview.encoders.backbones import BUILTIN
 from mixview.encoders.export.base import ExportedFiles, ExportSource, join_lines, normalize_of
-from mixview.encoders.export.state_dicts import OTHERWISE, save_tensors, timm_config
+from mixview.encoders.export.state_dicts import FALLBACK_HINT, save_tensors, timm_config
 from mixview.encoders.transforms import CROP_RATIO
 from mixview.runs.run_directory import write_json
 
@@ -37,7 +37,7 @@ def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
         tensors = {to_transformers(name): tensor for name, tensor in source.tensors.items()}
         write_json(folder / "config.json", resnet_config(source))
         output = "model(images).pooler_output.flatten(1)"
-        by: tuple[str, ...] = ("transformers",)
+        checked_with: tuple[str, ...] = ("transformers",)
     elif native and source.library == "timm":
         tensors = source.tensors
         config = {
@@ -47,16 +47,18 @@ def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
         }
         write_json(folder / "config.json", config)
         output = "model(images).pooler_output"
-        by = ("transformers", "timm")
+        checked_with = ("transformers", "timm")
     else:
         if source.library not in ("torchvision", "timm", *BUILTIN):
-            raise ValueError(f"{source.spec['name']} is your own network, which nothing else can build: {OTHERWISE}")
+            raise ValueError(
+                f"{source.spec['name']} is your own network, which nothing else can build: {FALLBACK_HINT}"
+            )
         tensors = {f"encoder.{name}": tensor for name, tensor in source.tensors.items()}
         config = {"model_type": "mixview", "architectures": ["MixviewModel"], "spec": dict(source.spec)}
         write_json(folder / "config.json", config)
         lines = ["import mixview.encoders.export.transformers_model  # this network is not in transformers itself"]
         output = "model(images).pooler_output"
-        by = ("transformers", "mixview")
+        checked_with = ("transformers", "mixview")
     save_tensors(path, tensors, source.header)
     write_json(folder / "preprocessor_config.json", preprocessor_config(source))
     snippet = join_lines(
@@ -67,7 +69,7 @@ def write_huggingface(source: ExportSource, path: Path) -> ExportedFiles:
         f"features = {output}",
         source.shape_comment(),
     )
-    return ExportedFiles(folder, snippet, by)
+    return ExportedFiles(folder, snippet, checked_with)
 
 
 def resnet_config(source: ExportSource) -> dict[str, Any]:

@@ -53,7 +53,7 @@ CITATION = """\
 
 
 def make_card(
-    source: ExportSource, exported: ExportedFiles, format_name: str, place: Path, files: Iterable[str], check: str
+    source: ExportSource, exported: ExportedFiles, format_name: str, target: Path, files: Iterable[str], check: str
 ) -> str:
     """The card as Markdown, with the header that Hugging Face's hub reads."""
     sections = [
@@ -61,7 +61,7 @@ def make_card(
         f"# {inline(source.loaded.name)}",
         introduction(source),
         "## Usage",
-        f"```python\n{fill_path(exported.snippet, place)}\n{source.normalize_line()}\n```",
+        f"```python\n{fill_path(exported.snippet, target)}\n{source.normalize_line()}\n```",
         " ".join([f"Files: {', '.join(files)}.", check, *exported.notes]),
         "## Preprocessing",
         preprocessing(source),
@@ -80,7 +80,7 @@ def make_card(
 
 
 def is_card(path: Path) -> bool:
-    """Whether a file is such a card."""
+    """Return True if a file is such a card."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -89,7 +89,7 @@ def is_card(path: Path) -> bool:
 
 
 def front_matter(source: ExportSource, format_name: str) -> str:
-    """What model hubs index."""
+    """The fields that model hubs index."""
     hub = {"huggingface": "transformers", "timm": "timm", "onnx": "onnx"}
     about = source.loaded.about
     tags = ["self-supervised", "mixview", *(about[key] for key in ("method", "objective") if key in about)]
@@ -114,7 +114,7 @@ def introduction(source: ExportSource) -> str:
 
 
 def preprocessing(source: ExportSource) -> str:
-    """What has to be done to an image first."""
+    """The preparation of an image."""
     size = int(source.spec["size"])
     mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
     numbers = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
@@ -201,7 +201,7 @@ def measured(source: ExportSource) -> str:
 
 
 def read(path: Path, kind: Any, faults: list[str]) -> dict[str, Any]:
-    """What a file of a run says; nothing, and why, if it is lost."""
+    """Read a file of a run; an empty dict, and the reason as a fault, if it is lost."""
     try:
         return read_dict(path, kind)
     except RecordError as error:

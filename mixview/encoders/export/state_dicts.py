@@ -15,7 +15,7 @@ from mixview.encoders.optional import import_optional
 from mixview.encoders.weights import HEADS, first_convolution
 from mixview.runs.run_directory import write_json
 
-OTHERWISE = "use --format safetensors, onnx or torch-export"
+FALLBACK_HINT = "use --format safetensors, onnx or torch-export"
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], header: str) -> None:
@@ -45,7 +45,7 @@ def write_safetensors(source: ExportSource, path: Path) -> ExportedFiles:
 
 def write_torchvision(source: ExportSource, path: Path) -> ExportedFiles:
     """A state dict under torchvision's names."""
-    name = source.model_name_in("torchvision", OTHERWISE)
+    name = source.model_name_in("torchvision", FALLBACK_HINT)
     save_tensors(path, source.tensors, source.header)
     options = "".join(
         f", {key}={value!r}" for key, value in torchvision_options(name, int(source.spec["size"])).items()
@@ -83,8 +83,8 @@ def stem_notes(source: ExportSource, library: str) -> tuple[str, ...]:
 
 
 def write_timm(source: ExportSource, path: Path) -> ExportedFiles:
-    """safetensors under timm's names, and beside them the config.json that timm and its hub read."""
-    name = source.model_name_in("timm", OTHERWISE)
+    """safetensors under timm's names, and next to them the config.json that timm and its hub read."""
+    name = source.model_name_in("timm", FALLBACK_HINT)
     save_tensors(path, source.tensors, source.header)
     options = timm_options(name, int(source.spec["size"]), int(source.spec["channels"]))
     arguments = ", ".join([f'"{name}"', *(f"{key}={value!r}" for key, value in options.items())])
@@ -106,7 +106,7 @@ def write_timm(source: ExportSource, path: Path) -> ExportedFiles:
 
 
 def timm_config(source: ExportSource, name: str) -> dict[str, Any]:
-    """What timm writes beside its own weights: the network, and how images are prepared."""
+    """The config that timm writes next to its own weights: the network, and how images are prepared."""
     options = timm_options(name, int(source.spec["size"]), int(source.spec["channels"]))
     normalize, side = normalize_of(source), int(source.spec["size"])
     first = first_convolution(source.loaded.encoder)

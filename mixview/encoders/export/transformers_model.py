@@ -14,7 +14,7 @@ from mixview.encoders.encoder_file import check_spec, rebuild
 
 
 class MixviewConfig(PreTrainedConfig):
-    """What rebuilds an encoder: its `spec`."""
+    """The configuration that rebuilds an encoder: its `spec`."""
 
     model_type = "mixview"
     spec: dict[str, Any] | None = None

@@ -209,7 +209,7 @@ def test_an_import_path_of_a_callable_is_announced_once(mine: str, capsys: pytes
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("number", "is a int: give augmentations"), ("centre", "did you mean center"), ("make_polcy", "did you mean")],
+    [("number", "is a int: pass augmentations"), ("centre", "did you mean center"), ("make_polcy", "did you mean")],
 )
 def test_an_import_path_of_something_else(mine: str, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

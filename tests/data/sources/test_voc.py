@@ -175,5 +175,5 @@ def test_class_maps_that_do_not_fit_the_classes(tmp_path: Path) -> None:
     assert source is not None
     with raises(SourceError, "000001.png has pixels of class 3, and there are 2 classes in ImageSets: restore"):
         source.class_map(0)
-    with raises(SourceError, "has no class for every pixel: give images with masks"):
+    with raises(SourceError, "has no class for every pixel: pass images with masks"):
         Voc(folder).class_map(0)

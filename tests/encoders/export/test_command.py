@@ -196,7 +196,7 @@ def test_transformers_prepares_images_nearly_as_mixview_does(size: int, tmp_path
     from transformers import AutoImageProcessor
 
     encoder = mixview.load("resnet18", size=size, device="cpu")
-    config = preprocessor_config(ExportSource.of(encoder.loaded))
+    config = preprocessor_config(ExportSource.from_loaded(encoder.loaded))
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(config))
     processor = AutoImageProcessor.from_pretrained(tmp_path)
     for shape, shift in (((600, 600), size == 384), ((500, 600), size > 96)):
@@ -250,7 +250,9 @@ def test_what_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_weights_that_come_back_otherwise_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(cargo: Any, path: Path) -> Any:
         written = detectron2.write_detectron2(cargo, path)
-        return written._replace(reads=lambda place: ({name: each + 1 for name, each in cargo.tensors.items()}, None))
+        return written._replace(
+            read_back=lambda place: ({name: each + 1 for name, each in cargo.tensors.items()}, None)
+        )
 
     monkeypatch.setitem(FORMATS, "detectron2", FORMATS["detectron2"]._replace(write=spoil))
     with pytest.raises(ValueError, match=r"differs when it is read back, so nothing was kept"):
