@@ -183,11 +183,11 @@ def merge_results(folder: Path) -> None:
     import shutil
 
     from mixview.experiments import results
-    from mixview.experiments.runner import CLAIMS
+    from mixview.experiments.runner import LEASES
 
     for path in sorted(path.parent for path in folder.glob(f"*/{STUDY_FILE}")):
         count = results.merge(path)
-        shutil.rmtree(path / CLAIMS, ignore_errors=True)
+        shutil.rmtree(path / LEASES, ignore_errors=True)
         if count:
             say(f"{path.name}: {count} results merged")
 

@@ -56,7 +56,7 @@ class Rates:
         for length in range(len(kind) + 1):
             self.values.setdefault(kind[:length], []).append(value)
 
-    def of(self, kind: tuple[Any, ...], otherwise: float) -> float:
+    def nearest(self, kind: tuple[Any, ...], otherwise: float) -> float:
         for length in range(len(kind), -1, -1):
             if values := self.values.get(kind[:length]):
                 return sum(values) / len(values)
@@ -144,8 +144,8 @@ class Estimate:
 def rate_of(kind: tuple[Any, ...], own: Rates, foreign: Rates, guess: float) -> float:
     """The rate of a kind: where it was measured by this study or another; else of the nearest kind; else a guess."""
     if foreign.has(kind) and not own.has(kind):
-        return foreign.of(kind, guess)
-    return own.of(kind, foreign.of(kind, guess))
+        return foreign.nearest(kind, guess)
+    return own.nearest(kind, foreign.nearest(kind, guess))
 
 
 def kinds_of(
@@ -186,7 +186,7 @@ def measure(run: StudyRun, place: Path, command: Sequence[str]) -> RunResult | N
         return next(iter(read(results_file, [])), None)
 
 
-class Pace:
+class SlowdownTracker:
     """How much longer runs take than their estimate, on a machine that is busy with other things.
 
     Args:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixview.experiments.slugs import digest
+from mixview.experiments.file_names import digest
 from mixview.extensions import PROTOCOLS
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from mixview.experiments.definitions import AXES, names, read_definition
-from mixview.experiments.slugs import digest
+from mixview.experiments.file_names import digest
 from mixview.options import brief
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def references(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [value for axis in AXES for value in grid.get(axis, []) if isinstance(value, dict)]
 
 
-def standing(study: "Study", run: "StudyRun", result: "RunResult") -> str:
+def plan_status(study: "Study", run: "StudyRun", result: "RunResult") -> str:
     """What a result is with regard to the plan of the study."""
     assert study.plan is not None
     if not run.planned:
@@ -222,7 +222,7 @@ def compare_rows(study: "Study", rows: Sequence["Row"]) -> list[Comparison]:
 def values_of(study: "Study", row: "Row", column: str) -> dict[int, float]:
     """A column by seed, of the results that are confirmatory."""
     by_seed = {run.seed: run for run in row.runs}
-    confirmatory = tuple(each for each in row.results if standing(study, by_seed[each.seed], each) == PLANNED)
+    confirmatory = tuple(each for each in row.results if plan_status(study, by_seed[each.seed], each) == PLANNED)
     return row._replace(results=confirmatory).values(column)
 
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixview.experiments.file_names import digest, slug
 from mixview.experiments.plan import Comparison, PlannedRows, compare_rows, missing_rows
 from mixview.experiments.results import RunResult
-from mixview.experiments.slugs import digest, slug
 from mixview.experiments.spec import Study
 from mixview.experiments.stats import summarize
 from mixview.experiments.tables import Row, count_seeds, join_labels, rows_of

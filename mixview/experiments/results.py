@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mixview.experiments import evaluations
+from mixview.experiments.file_names import digest
 from mixview.experiments.renames import FORMAT, SHARED_OPTIONS, translate
-from mixview.experiments.slugs import digest
 from mixview.experiments.study_run import StudyRun, default_settings
 from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (

@@ -42,10 +42,10 @@ from mixview.experiments import results
 from mixview.experiments.checks import check
 from mixview.experiments.definitions import AXES, read_definition
 from mixview.experiments.evaluations import trains_network
+from mixview.experiments.file_names import digest
 from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.plan import Plan, plan_hash, sister_plans
 from mixview.experiments.results import MAX_RUNS, Records
-from mixview.experiments.slugs import digest
 from mixview.experiments.study_run import ENCODER, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
 from mixview.options import brief, hint_at

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from mixview.experiments.file_names import digest, slug
 from mixview.experiments.passes import Passes
-from mixview.experiments.slugs import digest, slug
 from mixview.io.records import flatten
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, from_plain, to_plain

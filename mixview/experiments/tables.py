@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, standing
+from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, plan_status
 from mixview.experiments.results import RunResult
 from mixview.experiments.spec import IMAGES, Study
 from mixview.experiments.stats import compare, summarize
@@ -160,11 +160,11 @@ def regime_note(data: str, study: Study) -> list[str]:
     return [] if text is None else [f"{inline(text)}.", ""]
 
 
-def standing_of(row: Row, study: Study) -> str:
+def plan_status_of(row: Row, study: Study) -> str:
     """Whether a row was planned, or was added later."""
     by_seed = {run.seed: run for run in row.runs}
-    standings = [standing(study, by_seed[each.seed], each) for each in row.results]
-    return ", ".join(dict.fromkeys(standings or [PLANNED if row.runs[0].planned else ADDED]))
+    statuses = [plan_status(study, by_seed[each.seed], each) for each in row.results]
+    return ", ".join(dict.fromkeys(statuses or [PLANNED if row.runs[0].planned else ADDED]))
 
 
 def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
@@ -186,7 +186,7 @@ def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
     ]
     for row in rows:
         rank = [rank_of(row)] if ranked else []
-        plan = [standing_of(row, study)] if planned else []
+        plan = [plan_status_of(row, study)] if planned else []
         table.append([inline(row.label), *plan, count_seeds(row), *cost_of(row, rows, study.baseline), *rank])
         for column in columns:
             values = list(row.values(column).values())
