@@ -37,7 +37,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
         if not candidates:
             raise ValueError("--skip leaves no protocol to evaluate by")
         context = candidates[0].open()
-        reasons |= {each.name: self.obstacle(each, context) for each in candidates}
+        reasons |= {each.name: self.unsupported_reason(each, context) for each in candidates}
         chosen = [each for each in candidates if not reasons[each.name]]
         if launcher() is None and process_rank() > 0:
             # This process was started by the first one to train with it; that one has all other results.
@@ -58,8 +58,8 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
             built = replace(built, **{name: getattr(self, name) for name in names & training})
         return built
 
-    def obstacle(self, protocol: Protocol, context: EvalContext) -> str:
+    def unsupported_reason(self, protocol: Protocol, context: EvalContext) -> str:
         """Why a protocol cannot be run; empty if it can."""
         if self.fast and protocol.trains_on_images:
             return "--fast trains nothing on images"
-        return protocol.obstacle(context) or ""
+        return protocol.unsupported_reason(context) or ""

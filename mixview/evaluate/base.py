@@ -102,7 +102,7 @@ class EvalContext:
 
     def labeled_features(self) -> LabeledFeatures:
         """Features of center crops, and labels, of all images that can be read."""
-        train_labels, test_labels = self.splits.single(self.protocol.name)
+        train_labels, test_labels = self.splits.single_labels(self.protocol.name)
         train, test = self.features(CenterCrop(self.encoder.size, self.encoder.normalize))
         device = pick_device(self.protocol.device)
         return LabeledFeatures(
@@ -182,7 +182,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     """Arguments of `mixview evaluate NAME`, which its help ends with; a test runs them."""
     first_options: ClassVar[str] = "data test_data size device seed out"
     """The options that stand first in its help."""
-    cost: ClassVar[float] = math.inf
+    run_order: ClassVar[float] = math.inf
     """Its place in `mixview evaluate all`, which starts with the cheapest."""
     excluded_from_all: ClassVar[str] = ""
     """Why `mixview evaluate all` leaves it out, if it does."""
@@ -192,7 +192,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     """Whether it trains the encoder itself."""
     needs_folder: ClassVar[bool] = False
     """Whether it works only where results are kept."""
-    not_in_results: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
+    runtime_options: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
     """Options of its own that do not change the metrics: they say where, how long and how closely logged it is."""
 
     def __init_subclass__(cls) -> None:
@@ -228,7 +228,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         if self.data is None:
             raise ValueError("there are no images to evaluate on: give --data labeled images (scenes, to try it out)")
         options = dict(self.data_options or {}) | ({"labels": self.labels} if self.labels else {})
-        splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_of(self.encoder))
+        splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_dir_of(self.encoder))
         encoder = self.load_for(splits.train, self.seed)
         notes, warnings = overlap.check(encoder.run, splits.train, splits.test)
         return EvalContext(
@@ -239,7 +239,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
             warnings=tuple(warnings),
         )
 
-    def obstacle(self, context: EvalContext) -> str | None:
+    def unsupported_reason(self, context: EvalContext) -> str | None:
         """Why this protocol cannot evaluate this encoder on these images; None if it can."""
         if not self.multi_label and context.splits.train_labels is None:
             return f"it needs one class per image, and the images of {self.data} have several"
@@ -249,12 +249,12 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     def result(self, context: EvalContext) -> Result:
         """Evaluate what is open already, without writing the result."""
-        obstacle = self.obstacle(context)
-        if obstacle is not None:
-            raise ValueError(f"{self.name} cannot be used: {obstacle}; mixview evaluate all runs what can be run")
+        reason = self.unsupported_reason(context)
+        if reason is not None:
+            raise ValueError(f"{self.name} cannot be used: {reason}; mixview evaluate all runs what can be run")
         shared = {each.name for each in fields(Protocol)}
         protocol = self.resolve(self.device)
-        omitted = self.not_in_results | shared
+        omitted = self.runtime_options | shared
         own = {name: value for name, value in sorted(asdict(protocol).items()) if name not in omitted}
         record = replace(
             context,
@@ -272,10 +272,10 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         """The folder that keeps the results: `out`, or that of the encoder's run."""
         if self.out is not None:
             return Path(self.out)
-        return run_of(self.encoder)
+        return run_dir_of(self.encoder)
 
 
-def run_of(encoder: str) -> Path | None:
+def run_dir_of(encoder: str) -> Path | None:
     """The folder of the run that an encoder is of; None if it is of none."""
     path = Path(encoder).expanduser()
     run = path if path.is_dir() else path.parent
@@ -347,4 +347,4 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def protocols() -> list[type[Protocol]]:
     """All built-in protocols, the cheapest first."""
-    return sorted((PROTOCOLS.load(name) for name in PROTOCOLS.names()), key=lambda each: each.cost)
+    return sorted((PROTOCOLS.load(name) for name in PROTOCOLS.names()), key=lambda each: each.run_order)

@@ -45,7 +45,7 @@ class LabeledImages(NamedTuple):
 def labeled_images(context: EvalContext) -> LabeledImages:
     """The images and labels of both splits."""
     splits = context.splits
-    train_labels, test_labels = (as_tensor(labels) for labels in splits.single(context.protocol.name))
+    train_labels, test_labels = (as_tensor(labels) for labels in splits.single_labels(context.protocol.name))
     return LabeledImages(splits.train, train_labels, splits.test, test_labels, len(splits.classes))
 
 

@@ -39,7 +39,7 @@ class LabeledSplits:
     test_sets: LabelSets | None = None
     notes: tuple[str, ...] = ()
 
-    def single(self, protocol: str) -> tuple[Labels, Labels]:
+    def single_labels(self, protocol: str) -> tuple[Labels, Labels]:
         """The labels of both splits, for a protocol that needs one class per image."""
         if self.train_labels is None or self.test_labels is None:
             raise SourceError(
@@ -47,7 +47,7 @@ class LabeledSplits:
             )
         return self.train_labels, self.test_labels
 
-    def sets(self) -> tuple[LabelSets, LabelSets]:
+    def label_sets(self) -> tuple[LabelSets, LabelSets]:
         """The label sets of both splits."""
         assert self.train_sets is not None
         assert self.test_sets is not None
@@ -180,7 +180,7 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
         for count, name in ((dropped, "training"), (dropped_too, "test"))
         if count
     ]
-    align = single_labels if train.labels() is not None else sets_of_labels
+    align = single_label_splits if train.labels() is not None else multi_label_splits
     splits = align(train, test, description)
     assert splits.test_sets is not None
     absent = [
@@ -192,7 +192,7 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
     return replace(splits, notes=tuple(notes))
 
 
-def single_labels(train: Source, test: Source, description: str) -> LabeledSplits:
+def single_label_splits(train: Source, test: Source, description: str) -> LabeledSplits:
     """Splits with one class per image, numbered as in the training split."""
     train_labels, test_labels = train.labels(), test.labels()
     assert train_labels is not None
@@ -200,7 +200,7 @@ def single_labels(train: Source, test: Source, description: str) -> LabeledSplit
     classes = class_names(train, int(train_labels.max()) + 1)
     names = class_names(test, int(test_labels.max()) + 1)
     if names != classes:
-        test_labels = positions(names, classes, np.unique(test_labels).tolist(), description)[test_labels]
+        test_labels = class_index(names, classes, np.unique(test_labels).tolist(), description)[test_labels]
     unseen = sorted(set(test_labels.tolist()) - set(train_labels.tolist()))
     if unseen:
         raise SourceError(
@@ -220,7 +220,7 @@ def class_names(source: Source, count: int) -> tuple[str, ...]:
     return source.classes or tuple(str(number) for number in range(count))
 
 
-def positions(
+def class_index(
     names: tuple[str, ...], classes: tuple[str, ...], used: Sequence[int], description: str
 ) -> npt.NDArray[np.int64]:
     """[names] the index of each class of the test split among those of the training split, -1 for none.
@@ -249,7 +249,7 @@ def one_hot(labels: Labels, classes: tuple[str, ...]) -> LabelSets:
     return table
 
 
-def sets_of_labels(train: Source, test: Source, description: str) -> LabeledSplits:
+def multi_label_splits(train: Source, test: Source, description: str) -> LabeledSplits:
     """Splits with label sets, in the columns of the training split. A class that test does not name is in no image."""
     train_sets, test_sets = train.label_sets(), test.label_sets()
     assert train_sets is not None
@@ -257,7 +257,7 @@ def sets_of_labels(train: Source, test: Source, description: str) -> LabeledSpli
     classes, names = class_names(train, train_sets.shape[1]), class_names(test, test_sets.shape[1])
     if names != classes:
         table = np.zeros((len(test_sets), len(classes)), dtype=np.int8)
-        table[:, positions(names, classes, range(len(names)), description)] = test_sets
+        table[:, class_index(names, classes, range(len(names)), description)] = test_sets
         test_sets = table
     return LabeledSplits(train, test, classes, description, train_sets=train_sets, test_sets=test_sets)
 

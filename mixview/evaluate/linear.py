@@ -68,7 +68,7 @@ class Linear(ClassifierConfig, Protocol):
         "moco_v2_200ep_pretrain.pth.tar --data imagenette/",
     )
     first_options: ClassVar[str] = "data schedule fast epochs devices out"
-    cost: ClassVar[float] = 4
+    run_order: ClassVar[float] = 4
 
     @property
     def trains_on_images(self) -> bool:

@@ -67,7 +67,7 @@ class PaperNumber(NamedTuple):
 
     printed: str
     where: str
-    mark: str
+    label: str
     """Short, for a table: T4."""
     reprints: tuple[str, ...] = ()
     """How the same number is printed elsewhere: `84.55% in Table 2`."""
@@ -228,7 +228,7 @@ MIXED: Choices = {
 }
 """How the paper mixes, whatever the mixer and its α."""
 
-FIT: Choices = {
+SVM_SETTINGS: Choices = {
     "size": (224,),
     "stage": (None, "res5"),
     "resize": ("squash",),
@@ -241,12 +241,12 @@ FIT: Choices = {
 }
 
 
-def trained(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
+def training_settings(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
     """A published schedule: as it is by default, or the same numbers."""
     return {"size": (224,), "epochs": (None, epochs), "batch_size": (None, batch_size), "lr": (None, lr), **more}
 
 
-def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> Choices:
+def detector_settings(masks: bool, iterations: int, steps: list[int], smallest: int) -> Choices:
     """A published detector."""
     return {
         "model.architecture": ("c4",),
@@ -266,15 +266,21 @@ def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> C
 
 
 EVALUATED: Mapping[str, tuple[tuple[int, int], Choices]] = {
-    "linear-moco": (IMAGENET, trained(100, 256, 30, fast=(False,))),
-    "linear-byol": (IMAGENET, trained(90, 256, 0.01, fast=(False,))),
-    "linear-simsiam": (IMAGENET, trained(90, 4096, 1.6, fast=(False,))),
-    "probe": (IMAGENET, trained(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
-    "semi-supervised": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
-    "svm": (VOC07, {**FIT, "difficult": ("negative",)}),
-    "low-shot": (VOC07, {**FIT, "negatives": (None, 19)}),
-    "detection-voc-c4": (VOC0712, detected(masks=False, iterations=24_000, steps=[18_000, 22_000], smallest=480)),
-    "detection-coco-c4-2x": (COCO, detected(masks=True, iterations=180_000, steps=[120_000, 160_000], smallest=640)),
+    "linear-moco": (IMAGENET, training_settings(100, 256, 30, fast=(False,))),
+    "linear-byol": (IMAGENET, training_settings(90, 256, 0.01, fast=(False,))),
+    "linear-simsiam": (IMAGENET, training_settings(90, 4096, 1.6, fast=(False,))),
+    "probe": (IMAGENET, training_settings(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
+    "semi-supervised": (IMAGENET, training_settings(20, 256, 0.01, head_rate=(100,))),
+    "svm": (VOC07, {**SVM_SETTINGS, "difficult": ("negative",)}),
+    "low-shot": (VOC07, {**SVM_SETTINGS, "negatives": (None, 19)}),
+    "detection-voc-c4": (
+        VOC0712,
+        detector_settings(masks=False, iterations=24_000, steps=[18_000, 22_000], smallest=480),
+    ),
+    "detection-coco-c4-2x": (
+        COCO,
+        detector_settings(masks=True, iterations=180_000, steps=[120_000, 160_000], smallest=640),
+    ),
 }
 """The paper's protocols: numbers of images, and settings."""
 
@@ -290,7 +296,7 @@ def find(result: "Result", metric: str) -> PaperNumber | None:
     return cells().get(PaperKey(*pretraining, protocol, column_of(protocol, metric)))
 
 
-def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
+def matches_pretraining(settings: Mapping[str, Any]) -> bool:
     """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
     method = str(settings.get("method.name", ""))
     return (
@@ -305,7 +311,7 @@ def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
 def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
     """(method, objective, mixer, alpha, epochs) of a finished run that is pretrained like the paper's, else None."""
     settings = read_settings(about)
-    if settings is None or not is_pretrained_alike(settings) or about.get("epoch") != str(settings.get("epochs")):
+    if settings is None or not matches_pretraining(settings) or about.get("epoch") != str(settings.get("epochs")):
         return None
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":

@@ -80,7 +80,7 @@ class Row(NamedTuple):
     std: float | None
     """Over results (with n - 1); of a single result its own, or None."""
     runs: int
-    example: Result
+    result: Result
 
 
 def save(result: Result, folder: Path) -> Path:
@@ -198,7 +198,7 @@ def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def name_encoders(results: Iterable[Result]) -> dict[str, str]:
+def encoder_labels(results: Iterable[Result]) -> dict[str, str]:
     """What distinguishes encoders of one method and objective, by `encoder_key`; empty where there is only one."""
     by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
@@ -216,8 +216,8 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     results = list(results)
     console = console or Console(highlight=False)
     rows = summarize(results)
-    cells = [paper.find(row.example, row.metric) for row in rows]
-    apart = name_encoders(results)
+    cells = [paper.find(row.result, row.metric) for row in rows]
+    apart = encoder_labels(results)
     table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
     table.add_column("measured", justify="right")
     if any(row.runs > 1 for row in rows):
@@ -225,16 +225,16 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     if any(cells):
         table.add_column("paper", justify="right")
     for row, cell in zip(rows, cells, strict=True):
-        name = row.example.encoder if row.runs == 1 else method_label(row.example)
-        name = ", ".join(filter(None, [name, apart[encoder_key(row.example)]]))
+        name = row.result.encoder if row.runs == 1 else method_label(row.result)
+        name = ", ".join(filter(None, [name, apart[encoder_key(row.result)]]))
         line = [name, row.protocol, row.metric, format_metric(row.mean, row.std)]
         if any(each.runs > 1 for each in rows):
             line.append(str(row.runs))
         if any(cells):
-            line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
+            line.append(f"{cell.printed} [{cell.label}]" if cell else "")
         table.add_row(*map(plain, line))
     console.print(table)
-    for source in dict.fromkeys(f"[{cell.mark}] The paper's: {cell.where}" for cell in cells if cell):
+    for source in dict.fromkeys(f"[{cell.label}] The paper's: {cell.where}" for cell in cells if cell):
         console.print(plain(source), soft_wrap=True)
     for text in dict.fromkeys(f"{result.protocol}: {result.description} On {result.data}." for result in results):
         console.print(plain(text), soft_wrap=True)

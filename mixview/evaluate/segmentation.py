@@ -34,7 +34,7 @@ from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import ResizeToSquare, normalized
 from mixview.evaluate.base import EvalContext, Protocol
 from mixview.evaluate.classifier import train_on_features
-from mixview.evaluate.labeled import class_names, positions
+from mixview.evaluate.labeled import class_index, class_names
 from mixview.evaluate.schedule import Schedule
 from mixview.evaluate.training import (
     ClassifierConfig,
@@ -82,14 +82,14 @@ class Segmentation(ClassifierConfig, Protocol):
         "runs/first --data coco --fast",
     )
     first_options: ClassVar[str] = "data fast epochs size devices out"
-    cost: ClassVar[float] = 4.5
+    run_order: ClassVar[float] = 4.5
     multi_label: ClassVar[bool] = True
 
     @property
     def trains_on_images(self) -> bool:
         return not self.fast
 
-    def obstacle(self, context: EvalContext) -> str | None:
+    def unsupported_reason(self, context: EvalContext) -> str | None:
         """Why this protocol cannot evaluate this encoder on these images; None if it can."""
         try:
             for split, part in (("training", context.splits.train), ("test", context.splits.test)):
@@ -170,7 +170,7 @@ def segmented_images(context: EvalContext) -> SegmentedSplits:
     classes = class_names(train, len(train.classes or ()))
     names = class_names(test, len(test.classes or ()))
     own = np.arange(len(classes))
-    others = own if names == classes else positions(names, classes, range(len(names)), context.splits.description)
+    others = own if names == classes else class_index(names, classes, range(len(names)), context.splits.description)
     parts = [
         SegmentedImages(source, np.array([0, *(numbers + 1), IGNORED], dtype=np.int16))
         for source, numbers in ((train, own), (test, others))

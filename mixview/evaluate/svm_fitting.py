@@ -25,7 +25,7 @@ from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve
 
 Backend = Literal["batched", "liblinear"]
 Normalization = Literal["l2", "none"]
-Report = Callable[[int, int], object]
+ProgressCallback = Callable[[int, int], object]
 """Called with how many SVMs are done, and how many there are."""
 
 COSTS = (1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20)))
@@ -113,7 +113,7 @@ def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
     return chosen
 
 
-def hold_out(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
+def stratified_folds(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
     """Which images each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds, of fewer images fewer.
 
     Fewer than `folds` where there are fewer positives or negatives; none where there is but one.
@@ -156,10 +156,10 @@ class FittedSVMs(NamedTuple):
     """[K]"""
 
 
-class Counter:
+class ProgressCounter:
     """How many SVMs are done, of how many."""
 
-    def __init__(self, report: Report | None, total: int) -> None:
+    def __init__(self, report: ProgressCallback | None, total: int) -> None:
         self.report = report
         self.total = total
         self.done = 0
@@ -173,7 +173,7 @@ class Counter:
 class LinearSVMs(ABC):
     """Fits problems on one training set and scores one test set; what differs between backends is `fit_all`."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         self.train = train
         self.test = test
         self.fit = fit
@@ -195,7 +195,7 @@ class LinearSVMs(ABC):
     def run_block(self, positive: Tensor, counted: Tensor) -> Scores:
         n, count = positive.shape
         folds = self.fit.folds
-        held = hold_out(positive, counted, folds)
+        held = stratified_folds(positive, counted, folds)
         used = held.any(0)
         # Everything first, then what a fold leaves of it; a fold that there is not has no weight at all.
         seen = torch.cat([counted, (counted.unsqueeze(2) & ~held & used).flatten(1)], dim=1)
@@ -228,7 +228,7 @@ class LinearSVMs(ABC):
 class Batched(LinearSVMs):
     """All problems together, by `solve_path`."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         super().__init__(train, test, fit, counter)
         self.all_coordinates: tuple[Basis, Tensor] | None = None
 
@@ -237,7 +237,7 @@ class Batched(LinearSVMs):
         if len(rows) == len(self.train) and self.all_coordinates is not None:
             return self.all_coordinates
         basis = principal_basis(self.train[rows], self.fit.intercept)
-        coordinates = basis, basis.of(self.test)
+        coordinates = basis, basis.project(self.test)
         if len(rows) == len(self.train):
             self.all_coordinates = coordinates
         return coordinates
@@ -257,9 +257,9 @@ class Batched(LinearSVMs):
 class Liblinear(LinearSVMs):
     """One problem after the other, by scikit-learn's `LinearSVC`, several processes at once."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         super().__init__(train, test, fit, counter)
-        self.stopped_short = 0
+        self.unconverged = 0
 
     def fit_all(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[FittedSVMs]:
         from joblib import Parallel, delayed
@@ -271,7 +271,7 @@ class Liblinear(LinearSVMs):
         columns = []
         for column in Parallel(n_jobs=self.fit.jobs, return_as="generator")(tasks):
             columns.append(column)
-            self.stopped_short += sum(one.short for one in column)
+            self.unconverged += sum(one.unconverged for one in column)
             self.counter.add(len(costs))
         for cost, solved in zip(costs, zip(*columns, strict=True), strict=True):
             yield FittedSVMs(
@@ -282,21 +282,21 @@ class Liblinear(LinearSVMs):
             )
 
     def notes(self) -> list[str]:
-        if not self.stopped_short:
+        if not self.unconverged:
             return []
         return [
-            f"{self.stopped_short} of {self.counter.done} fits of LIBLINEAR stopped at {self.fit.liblinear_iterations} "
+            f"{self.unconverged} of {self.counter.done} fits of LIBLINEAR stopped at {self.fit.liblinear_iterations} "
             "iterations, short of their tolerance"
         ]
 
 
-class Column(NamedTuple):
+class LiblinearFit(NamedTuple):
     """One problem at one cost."""
 
     scores: npt.NDArray[np.float64]
     test_scores: npt.NDArray[np.float64]
     objective: float
-    short: bool
+    unconverged: bool
     """Whether it stopped before it had converged."""
 
 
@@ -307,14 +307,14 @@ def liblinear_path(
     weights: npt.NDArray[np.float64],
     costs: Sequence[float],
     fit: FitConfig,
-) -> list[Column]:
+) -> list[LiblinearFit]:
     """One problem at every cost: what `LinearSVC(class_weight={1: 2, -1: 1})` gives, with weights image by image."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.svm import LinearSVC
 
     rows = weights > 0
     if not rows.any():
-        return [Column(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
+        return [LiblinearFit(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
     columns = []
     features, targets, counts = train[rows], signs[rows], weights[rows]
     for cost in costs:
@@ -332,16 +332,16 @@ def liblinear_path(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(features, targets, sample_weight=counts)
-        short = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        unconverged = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         scores = model.decision_function(train)
         constant = float(np.ravel(model.intercept_)[0]) / (fit.intercept or 1.0)
         loss = np.maximum(0, 1 - targets * scores[rows])
         objective = (model.coef_[0] @ model.coef_[0] + constant**2) / 2 + cost * (counts * loss) @ loss
-        columns.append(Column(scores, model.decision_function(test), float(objective), short))
+        columns.append(LiblinearFit(scores, model.decision_function(test), float(objective), unconverged))
     return columns
 
 
-def make_solver(train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> LinearSVMs:
+def make_solver(train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> LinearSVMs:
     """The solver of the chosen backend. Features [N, D] and [M, D], normalized here, on the device of the former."""
     prepared = [features.to(train.device, torch.float64) for features in (train, test)]
     if fit.normalization == "l2":

@@ -142,7 +142,7 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
             table._asdict()
             for table in paper.tables()["tab:moco-mem-cost"]
             if any(
-                paper.is_pretrained_alike(run.settings) for run in runs
+                paper.matches_pretraining(run.settings) for run in runs
             )  # what else was trained costs something else
         ],
         "neighbors": NEIGHBORS,

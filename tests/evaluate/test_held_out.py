@@ -33,7 +33,7 @@ def names(source: Source) -> set[str]:
 def test_a_fifth_of_every_class_is_held_out_always_the_same(tmp_path: Path) -> None:
     root = str(write_colors(tmp_path / "set", {"cat": 10, "dog": 20}))
     splits, again = open_splits(root), open_splits(root)
-    train_labels, test_labels = splits.single("knn")
+    train_labels, test_labels = splits.single_labels("knn")
     assert (np.bincount(train_labels).tolist(), np.bincount(test_labels).tolist()) == ([8, 16], [2, 4])
     assert not names(splits.train) & names(splits.test)
     assert names(splits.test) == names(again.test)
@@ -42,7 +42,7 @@ def test_a_fifth_of_every_class_is_held_out_always_the_same(tmp_path: Path) -> N
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     splits = open_splits(str(write_colors(tmp_path / "set", {"cat": 10, "dog": 10, "emu": 1})))
-    assert np.bincount(splits.single("knn")[0]).tolist() == [8, 8, 1]
+    assert np.bincount(splits.single_labels("knn")[0]).tolist() == [8, 8, 1]
     assert "No test image shows emu" in splits.notes[1]
     with pytest.raises(SourceError, match=r"no class of .* has two images, so that none can be held out to test on"):
         open_splits(str(write_colors(tmp_path / "ones", {"cat": 1, "dog": 1})))

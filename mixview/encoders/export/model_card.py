@@ -191,11 +191,11 @@ def measured(source: ExportSource) -> str:
     rows = results.summarize(own)
     lines = [
         f"| {inline(row.protocol)} | {inline(row.metric)} | {format_metric(row.mean, row.std)} | {row.runs} | "
-        f"{inline(row.example.data)} |"
+        f"{inline(row.result.data)} |"
         for row in rows
     ]
-    protocols = dict.fromkeys(f"- **{inline(row.protocol)}**: {inline(row.example.description)}" for row in rows)
-    warnings = dict.fromkeys(f"- Warning: {inline(warning)}" for row in rows for warning in row.example.warnings)
+    protocols = dict.fromkeys(f"- **{inline(row.protocol)}**: {inline(row.result.description)}" for row in rows)
+    warnings = dict.fromkeys(f"- Warning: {inline(warning)}" for row in rows for warning in row.result.warnings)
     table = ["| protocol | metric | measured | runs | on |", "|---|---|---|---|---|", *lines]
     return "\n".join([*table, "", *protocols, *warnings, *left_out])
 

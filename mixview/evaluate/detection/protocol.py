@@ -89,12 +89,12 @@ class Detection(TrainingConfig, Protocol):
         "runs/first --data coco --recipe small-fpn",
     )
     first_options: ClassVar[str] = "data recipe iterations devices resume out"
-    cost: ClassVar[float] = 8
+    run_order: ClassVar[float] = 8
     excluded_from_all: ClassVar[str] = "it needs boxes and a recipe: mixview evaluate detection"
     multi_label: ClassVar[bool] = True
     needs_network: ClassVar[bool] = True
     needs_folder: ClassVar[bool] = True
-    not_in_results: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
+    runtime_options: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
         library()
