@@ -224,9 +224,9 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     def open(self) -> EvalContext:
         """Open the encoder and the images, which any number of protocols can evaluate."""
         if self.needs_folder and self.folder() is None:
-            raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: give --out FOLDER")
+            raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: pass --out FOLDER")
         if self.data is None:
-            raise ValueError("there are no images to evaluate on: give --data labeled images (scenes, to try it out)")
+            raise ValueError("no evaluation data: pass labeled images as --data (scenes, to try it out)")
         options = dict(self.data_options or {}) | ({"labels": self.labels} if self.labels else {})
         splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_dir_of(self.encoder))
         encoder = self.load_for(splits.train, self.seed)
@@ -304,16 +304,16 @@ def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result
 
 
 def report(new_results: list[Result], folder: Path | None, paths: list[Path]) -> None:
-    """Show results, where they were written, and their mean over seeds that are there already."""
+    """Show results, the files they were written to, and their mean over earlier seeds."""
     results.show(new_results)
     if folder is None:
-        say("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
+        say("results not saved: pass --out FOLDER to keep the results of an encoder without a run")
         return
     say(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
     names = {result.protocol for result in new_results}
     stored_results = [result for result in results.read(folder) if result.protocol in names]
     if len(stored_results) > len(new_results) and any(row.runs > 1 for row in results.summarize(stored_results)):
-        say("\nWith the results that are there already:")
+        say("\nTogether with earlier results:")
         results.show(stored_results)
 
 

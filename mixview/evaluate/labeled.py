@@ -111,14 +111,14 @@ def hold_out(source: Source, data: str, run: Path | None) -> tuple[Source, Sourc
     the same for every encoder and seed, so that results compare.
     """
     if not has_labels(source):
-        raise SourceError(f"{data} has no labels: give labeled images, such as one folder per class, or --labels")
+        raise SourceError(f"{data} has no labels: pass labeled images, such as one folder per class, or --labels")
     part = held_out_by(run, source) if run is not None else None
     if part is not None:
         what = f"the {len(part)} images that the run held out"
     else:
         part = hold_out_fifth(source, data)
-        what = f"one fifth of its labeled images, {len(part)}, every class with its share,"
-    return without(source, part), part, f"{data} has no test split: {what} are tested on, and the others trained on."
+        what = f"one fifth of its labeled images ({len(part)}, stratified by class)"
+    return without(source, part), part, f"{data} has no test split: testing on {what}, training on the rest."
 
 
 def hold_out_fifth(source: Source, data: str) -> Subset:
@@ -130,8 +130,8 @@ def hold_out_fifth(source: Source, data: str) -> Subset:
     common = np.flatnonzero((labels >= 0) & (counts[labels] > 1))
     if not common.size:
         raise SourceError(
-            f"no class of {data} has two images, so that none can be held out to test on: give more images of each "
-            "class, or test images with --test_data"
+            f"no class of {data} has two images, so that none can be held out to test on: add more images of each "
+            "class, or pass test images as --test_data"
         )
     candidates = Subset(source, common)
     return Subset(source, candidates.indices[hold_out_labeled(candidates, TEST_SHARE).indices])
@@ -167,11 +167,11 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
     for source, name in ((train, "training"), (test, "test")):
         if not has_labels(source):
             raise SourceError(
-                f"the {name} split of {description} has no labels: give labeled images, such as one folder per class"
+                f"the {name} split of {description} has no labels: pass labeled images, such as one folder per class"
             )
     if (train.labels() is None) != (test.labels() is None):
         raise SourceError(
-            f"one split of {description} has one class per image, the other sets of them: give two of a kind"
+            f"one split of {description} has one class per image, the other sets of them: pass two of a kind"
         )
     train, dropped = drop_unlabeled(train)
     test, dropped_too = drop_unlabeled(test)
@@ -205,7 +205,7 @@ def single_label_splits(train: Source, test: Source, description: str) -> Labele
     if unseen:
         raise SourceError(
             f"the test split of {description} has images of class {classes[unseen[0]]} and the training split none: "
-            "give splits of one dataset"
+            "pass splits of one dataset"
         )
     sets = one_hot(train_labels, classes), one_hot(test_labels, classes)
     return LabeledSplits(train, test, classes, description, train_labels, test_labels, *sets)
@@ -237,7 +237,7 @@ def class_index(
         some = ", ".join(classes[:5]) + (" …" if len(classes) > 5 else "")
         raise SourceError(
             f"the test split of {description} has the class {unknown[0]!r}, which the training split lacks (it has "
-            f"{some}): give two splits of one dataset, both with class names or both with numbers"
+            f"{some}): pass two splits of one dataset, both with class names or both with numbers"
         )
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 

@@ -234,7 +234,7 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
             line.append(f"{cell.printed} [{cell.label}]" if cell else "")
         table.add_row(*map(plain, line))
     console.print(table)
-    for source in dict.fromkeys(f"[{cell.label}] The paper's: {cell.where}" for cell in cells if cell):
+    for source in dict.fromkeys(f"[{cell.label}] Paper: {cell.where}" for cell in cells if cell):
         console.print(plain(source), soft_wrap=True)
     for text in dict.fromkeys(f"{result.protocol}: {result.description} On {result.data}." for result in results):
         console.print(plain(text), soft_wrap=True)

@@ -527,7 +527,7 @@ def score(confusion: Tensor, classes: tuple[str, ...]) -> tuple[dict[str, float]
     union = confusion.sum(0) + confusion.sum(1) - confusion.diag()
     total = int(confusion.sum())
     if total == 0:
-        raise ValueError("no pixel of the test images has a class: give masks that are not 255 everywhere")
+        raise ValueError("no pixel of the test images has a class: provide masks that are not 255 everywhere")
     per_class = {name: float(hits[number] / union[number]) for number, name in enumerate(classes) if int(union[number])}
     mean = sum(per_class.values()) / len(per_class)
     return {"mIoU": mean, "pixel accuracy": float(hits.sum() / total)}, per_class

@@ -18,7 +18,7 @@ from mixview.experiments.results import RunResult, read
 from mixview.experiments.study_run import StudyRun, to_json
 
 DEFAULT_PASS_SECONDS = 7.5e-7
-"""Core seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
+"""CPU seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
 
 DEFAULT_EVALUATION_SECONDS = 30.0
 """A first guess, too."""
@@ -123,7 +123,7 @@ class Estimate:
         return trained and any(costs.evaluation.has(evaluation) for costs in known)
 
     def seconds(self, runs: Iterable[StudyRun]) -> float:
-        """Core time of these runs. Those that share an encoder train it once, and ask it the same only once."""
+        """CPU time of these runs. Those that share an encoder train it once, and run equal evaluations once."""
         total = 0.0
         trained: set[str] = set()
         evaluated: set[tuple[Any, ...]] = set()

@@ -28,7 +28,7 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     own = Path(name)
     if own.suffix in (".yaml", ".yml"):
         if not own.is_file():
-            raise ValueError(f"there is no study file {own}: give a path, or one of {', '.join(names())}")
+            raise ValueError(f"there is no study file {own}: pass a path, or one of {', '.join(names())}")
         content = read_yaml(own)
     else:
         file = FOLDER / f"{name}.yaml"

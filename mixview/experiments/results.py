@@ -66,11 +66,11 @@ class RunResult:
     images_seen: Count = 0
     """Images over all steps, each as often as it was seen."""
     passes: tuple[Amount, Amount] = (0, 0)
-    """Encoder passes per step, with a gradient and without."""
+    """Encoder passes per step (grad, no grad)."""
     cpu_seconds: Amount = 0.0
-    """Processor time of the training steps."""
+    """CPU time of the training steps."""
     evaluation_seconds: Amount = 0.0
-    """Processor time of all evaluations."""
+    """CPU time of all evaluations."""
     curve: list[tuple[Count, Number]] = field(default_factory=list)
     """(step, k-NN accuracy in percent) during training."""
     collapse_metrics: dict[str, Number] = field(default_factory=dict)

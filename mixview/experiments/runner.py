@@ -121,7 +121,7 @@ class Runner:
             left = estimate.seconds(todo)
             self.say(
                 f"{self.study.name}: {len(self.study.runs)} runs, {len(done)} done; "
-                f"about {duration(left)} of core time left, {duration(left / self.cores)} on {self.cores} cores."
+                f"about {duration(left)} of CPU time left, {duration(left / self.cores)} on {self.cores} cores."
             )
             if todo:
                 self.run_all(group_by_encoder(todo), estimate)
@@ -196,7 +196,7 @@ class Runner:
     def time_left(
         self, waiting: list[list[StudyRun]], running: list[Job], estimate: Estimate, tracker: SlowdownTracker
     ) -> tuple[float, float]:
-        """Seconds of core time and of wall-clock time that are left."""
+        """Remaining seconds of CPU time and of wall-clock time."""
         seconds = {job.name: estimate.seconds(job.runs) for job in running}
         shares = {job.name: self.share_done(job.runs, estimate) for job in running}
         left = estimate.seconds(itertools.chain(*waiting)) + sum((1 - shares[name]) * seconds[name] for name in seconds)
@@ -275,7 +275,7 @@ class Runner:
     def bar(self, seconds: float) -> Iterator[Callable[[int, int, float, float], None]]:
         """A function that shows how far the study is: a bar on a terminal, else a line every five minutes.
 
-        It takes the numbers of finished and of all runs, and the seconds of core time and of wall-clock time left.
+        It takes the numbers of finished and of all runs, and the remaining seconds of CPU time and of wall-clock time.
         """
         if not self.console.is_terminal:
             last_time = time.monotonic()

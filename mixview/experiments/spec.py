@@ -130,7 +130,7 @@ def expand(name: str, definition: dict[str, Any], records: Records | None = None
                 by_name.setdefault(run.name, replace(run, plan=plan, planned="added" not in grid))
     runs = list(by_name.values())
     if not runs and not choices.waiting:
-        raise ValueError(f"the study {name} has no runs: give it grids, or methods and objectives")
+        raise ValueError(f"the study {name} has no runs: add grids, or methods and objectives")
     if baseline is not None:
         runs = match_compute(runs, baseline, by=definition.get("match_compute", False))
     order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
@@ -203,7 +203,7 @@ def combinations(
                 raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint_at(value, known)}")
         listed.append(values)
     if math.prod(map(len, listed)) > MAX_RUNS:
-        raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: give its grids fewer values")
+        raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: use fewer values in its grids")
     for data, method in itertools.product(*listed[:2]):
         chosen = [
             choose(axis, values, data, method, choices) for axis, values in zip(AXES[2:], listed[2:], strict=True)
@@ -292,7 +292,7 @@ def passes_per_step(settings: dict[str, Any]) -> Passes:
     """The passes per step under these settings, counted once for all that share what matters."""
     given = from_plain(copy.deepcopy(settings))
     if given.batch_size == "auto":
-        raise ValueError("a study compares runs of equal length: give batch_size a number instead of auto")
+        raise ValueError("a study compares runs of equal length: set batch_size to a number instead of auto")
     key = repr((given.method, given.objective, given.mixing, given.augment, given.size))
     if key not in PASSES_CACHE:
         PASSES_CACHE[key] = count_passes(given)

@@ -101,7 +101,7 @@ def render(study: Study, results: dict[str, RunResult]) -> str:
 
 
 def core_hours(results: Iterable[RunResult]) -> float:
-    """Processor time of training and evaluation."""
+    """CPU hours of training and evaluation."""
     return sum(result.cpu_seconds + result.evaluation_seconds for result in results) / 3600
 
 
@@ -231,7 +231,7 @@ def count_of(done: int, wanted: int) -> str:
 
 
 def cost_of(row: Row, rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Steps, passes relative to the baseline of the group, and processor minutes of training."""
+    """Steps, passes relative to the baseline of the group, and CPU minutes of training."""
     if not row.results or not row.trained:
         return ["", "", ""]
     base = next(
@@ -367,7 +367,7 @@ def other_results(results: Iterable[RunResult], shown: Iterable[RunResult]) -> l
         label = join_labels(each.data, each.method, each.variant, each.objective)
         table.append([inline(label), str(each.seed), inline(each.made[:10]), *values])
     return [
-        "Results that the study does not ask for now: their settings are others, or they were measured again.",
+        "Results outside the current study definition (different settings, or superseded):",
         "",
         *markdown(table),
         "",

@@ -115,7 +115,7 @@ class Augmented(Source):
         seed: int = 0,
     ) -> None:
         if any(each.normalize is not None for each in policy):
-            raise ValueError("views to look at are not normalized: give a policy with normalize=None")
+            raise ValueError("views to look at are not normalized: pass a policy with normalize=None")
         self.source = source
         self.policy = policy
         self.times = times

@@ -52,7 +52,7 @@ def test_missing_labels(tmp_path: Path) -> None:
     for name in ("x.png", "y.png"):
         write(tmp_path / "plain" / name)
     write_classes(tmp_path / "test", {"a": 1, "b": 1})
-    with pytest.raises(SourceError, match=r"the training split of .* has no labels: give labeled images"):
+    with pytest.raises(SourceError, match=r"the training split of .* has no labels: pass labeled images"):
         open_splits(str(tmp_path / "plain"), test_data=str(tmp_path / "test"))
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=np.array([0, 1, -1, 1]))

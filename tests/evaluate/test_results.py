@@ -190,10 +190,10 @@ def test_the_paper_s_figure_stands_beside_and_is_marked_as_its_own() -> None:
     assert "paper" in lines[0]
     assert "50.0 %" in lines[1]
     assert "68.0 (+0.5↑) [T5]" in lines[1]
-    assert "[T5] The paper's: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
+    assert "[T5] Paper: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
     assert "paper" not in printed(replace(own, protocol="knn"))
     sim = result_of(PaperKey("mocov2", "sim", "", "", "200", "linear-moco", "top-1"))
-    assert "[T5] The paper's: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
+    assert "[T5] Paper: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
 
 
 def test_protocols_notes_and_warnings_are_shown() -> None:

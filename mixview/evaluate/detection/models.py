@@ -73,7 +73,7 @@ class Model:
         ):
             raise ValueError(f"anchors, and all numbers of a model, must be at least 1, got {self}")
         if self.architecture == "fpn" and len(self.anchors) != 5:
-            raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: give five")
+            raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: pass five")
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,9 @@ def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str =
 def masks_of(objects: Objects, height: int, width: int, name: str) -> npt.NDArray[np.bool_]:
     """[K, H, W] the masks of an image that must have them."""
     if objects.masks is None and len(objects.boxes):
-        raise SourceError(f"{name} has boxes and no masks: train without, --model.masks false, or give masks to all")
+        raise SourceError(
+            f"{name} has boxes and no masks: train without masks (--model.masks false), or annotate all with masks"
+        )
     drawn = np.zeros((0, height, width), np.bool_) if objects.masks is None else objects.masks
     if drawn.shape[1:] != (height, width):
         raise SourceError(
@@ -128,7 +130,7 @@ def objects_of(source: Source, index: int) -> Objects:
     """The objects in an image of a source that must have them."""
     objects = source.objects(index)
     if objects is None:
-        raise SourceError(f"{source.name(index)} has no boxes to learn from: give data in VOC's or COCO's layout")
+        raise SourceError(f"{source.name(index)} has no boxes to learn from: pass data in VOC's or COCO's layout")
     return objects
 
 
@@ -147,6 +149,7 @@ def align_classes(source: Source, classes: tuple[str, ...]) -> npt.NDArray[np.in
     unknown = sorted(set(own) - set(classes))
     if unknown:
         raise SourceError(
-            f"the test part has the class {unknown[0]!r}, which the training part lacks: give two parts of one set"
+            f"the test split has the class {unknown[0]!r}, which the training split lacks: pass two splits of one "
+            "dataset"
         )
     return np.array([classes.index(name) for name in own], dtype=np.int64)

@@ -66,7 +66,7 @@ def draw_alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | 
     if not names:
         available = ", ".join(panels) or "none"
         raise ValueError(
-            "there are no two α to compare: give runs that differ in --mixing.alpha and in no other setting, and have "
+            "there are no two α to compare: pass runs that differ in --mixing.alpha and in no other setting, and have "
             f"been evaluated (metrics: {available})"
         )
     figure = new_figure(3.6 * (len(names) + 1), 3.3)

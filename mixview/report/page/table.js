@@ -44,7 +44,7 @@ function evaluationSection() {
         value: cell.mean,
         content: [cell.best ? el("b", { class: "best" }, cell.text) : cell.text,
           cell.runs > 1 ? el("span", { class: "small" }, ` (${cell.runs} results)`) : null,
-          cell.paper ? el("span", { class: "paper", title: `The paper's: ${cell.paper.where}` }, `paper: ${cell.paper.printed} (${cell.paper.label})`) : null],
+          cell.paper ? el("span", { class: "paper", title: `Paper: ${cell.paper.where}` }, `paper: ${cell.paper.printed} (${cell.paper.label})`) : null],
       }),
     ],
   }));

@@ -212,7 +212,7 @@ def test_a_recipe_says_what_it_is_and_sets_what_can_be_set(name: str) -> None:
     assert text.startswith(f"# {recipe.about['what'].split(',')[0]}")
     assert f"--recipe {name.removeprefix('detection/')}" in text
     assert name not in recipes.names()
-    with pytest.raises(ValueError, match="give --out"):
+    with pytest.raises(ValueError, match="pass --out"):
         detect("random", recipe=name.removeprefix("detection/"), data="scenes")  # every setting was understood
 
 
