@@ -124,7 +124,7 @@ class EvalContext:
             seed=self.protocol.seed,
             std=self.std,
             settings=self.settings,
-            about=self.encoder.about,
+            about=self.encoder.metadata,
             details={"data": fingerprints, **self.details},
             notes=tuple(self.notes),
             warnings=self.warnings,

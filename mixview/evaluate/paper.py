@@ -308,15 +308,15 @@ def matches_pretraining(settings: Mapping[str, Any]) -> bool:
     )
 
 
-def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
+def pretraining_of(metadata: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
     """(method, objective, mixer, alpha, epochs) of a finished run that is pretrained like the paper's, else None."""
-    settings = read_settings(about)
-    if settings is None or not matches_pretraining(settings) or about.get("epoch") != str(settings.get("epochs")):
+    settings = read_settings(metadata)
+    if settings is None or not matches_pretraining(settings) or metadata.get("epoch") != str(settings.get("epochs")):
         return None
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":
         mixer, alpha = str(settings.get("mixing.mixer")), format_alpha(settings.get("mixing.alpha"))
-    return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
+    return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(metadata["epoch"])
 
 
 def format_alpha(value: Any) -> str:

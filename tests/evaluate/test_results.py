@@ -171,7 +171,7 @@ def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.C
     assert "paper" not in " ".join(lines)
     # An encoder that left its folder still says what it is.
     (tmp_path / "first" / "encoder.safetensors").rename(tmp_path / "alone.safetensors")
-    assert '"mixing.mixer": "mixup"' in load(str(tmp_path / "alone.safetensors"), natural_size=16).about["settings"]
+    assert '"mixing.mixer": "mixup"' in load(str(tmp_path / "alone.safetensors"), natural_size=16).metadata["settings"]
 
 
 def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
