@@ -19,7 +19,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
     epochs: Epochs | None = None
     """Passes over the images, for all protocols that train on them; by default as published."""
     logging: Logging = field(default_factory=Logging)
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
     fast: bool = False
     """Fit linear on features, and leave out the protocols that train on images."""
     skip: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
         return built
 
     def unsupported_reason(self, protocol: Protocol, context: EvalContext) -> str:
-        """Why a protocol cannot be run; empty if it can."""
+        """The reason why a protocol cannot be run; empty if it can."""
         if self.fast and protocol.trains_on_images:
             return "--fast trains nothing on images"
         return protocol.unsupported_reason(context) or ""

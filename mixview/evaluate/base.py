@@ -60,7 +60,7 @@ class LabeledFeatures(NamedTuple):
 
 @dataclass(kw_only=True)
 class EvalContext:
-    """What a protocol evaluates, and what it records besides its metrics.
+    """The encoder and the images that a protocol evaluates, and what it records besides its metrics.
 
     Example:
         >>> from mixview.evaluate.knn import KNN
@@ -74,11 +74,11 @@ class EvalContext:
     encoder: LoadedEncoder
     splits: LabeledSplits
     started: float = field(default_factory=time.monotonic)
-    """When the evaluation began, by the monotonic clock; time limits count from here."""
+    """The start of the evaluation by the monotonic clock; time limits count from here."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The options that the metrics depend on, as they are stored."""
     description: str = ""
-    """How the metrics are computed, in one sentence; by default the protocol's docstring."""
+    """The computation of the metrics in one sentence; by default the protocol's docstring."""
     std: dict[str, float] = field(default_factory=dict)
     """Standard deviations of metrics that are means over samples."""
     details: dict[str, Any] = field(default_factory=dict)
@@ -183,17 +183,17 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     first_options: ClassVar[str] = "data test_data size device seed out"
     """The options that stand first in its help."""
     run_order: ClassVar[float] = math.inf
-    """Its place in `mixview evaluate all`, which starts with the cheapest."""
+    """Its place in `mixview evaluate all`, which starts with the lowest: the cheapest."""
     excluded_from_all: ClassVar[str] = ""
-    """Why `mixview evaluate all` leaves it out, if it does."""
+    """The reason why `mixview evaluate all` leaves it out, if it does."""
     multi_label: ClassVar[bool] = False
-    """Whether an image may have several classes."""
+    """True if an image may have several classes."""
     needs_network: ClassVar[bool] = False
-    """Whether it trains the encoder itself."""
+    """True if it trains the encoder itself."""
     needs_folder: ClassVar[bool] = False
-    """Whether it works only where results are kept."""
+    """True if it works only with a folder for its results."""
     runtime_options: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
-    """Options of its own that do not change the metrics: they say where, how long and how closely logged it is."""
+    """Its options that do not change the metrics: place, duration and logging."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
@@ -203,7 +203,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     @abstractmethod
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
-        """Yield the name and the value, in percent, of every metric; put what else there is to say into the context."""
+        """Yield the name and the value, in percent, of every metric; put everything else into the context."""
 
     def resolve(self, device: str) -> Self:
         """The protocol with a value for every "auto" that its metrics depend on, on this device."""
@@ -211,7 +211,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     @property
     def trains_on_images(self) -> bool:
-        """Whether it trains on images, in a run of its own."""
+        """True if it trains on images, in a run of its own."""
         return False
 
     def run(self) -> Result:
@@ -240,7 +240,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         )
 
     def unsupported_reason(self, context: EvalContext) -> str | None:
-        """Why this protocol cannot evaluate this encoder on these images; None if it can."""
+        """The reason why this protocol cannot evaluate this encoder on these images; None if it can."""
         if not self.multi_label and context.splits.train_labels is None:
             return f"it needs one class per image, and the images of {self.data} have several"
         if self.needs_network and context.encoder.spec is None:
@@ -248,7 +248,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         return None
 
     def result(self, context: EvalContext) -> Result:
-        """Evaluate what is open already, without writing the result."""
+        """Evaluate on an open context, without writing the result."""
         reason = self.unsupported_reason(context)
         if reason is not None:
             raise ValueError(f"{self.name} cannot be used: {reason}; mixview evaluate all runs what can be run")
@@ -276,14 +276,14 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
 
 def run_dir_of(encoder: str) -> Path | None:
-    """The folder of the run that an encoder is of; None if it is of none."""
+    """The folder of an encoder's run; None if it has none."""
     path = Path(encoder).expanduser()
     run = path if path.is_dir() else path.parent
     return run if path.exists() and (run / "config.yaml").is_file() else None
 
 
 def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result]:
-    """Evaluate by each protocol, write each result as soon as it is there, and show them all at the end."""
+    """Evaluate by each protocol, write each result immediately, and show them all at the end."""
     new_results: list[Result] = []
     stopped: TrainingStopped | None = None
     folder = protocols[0].folder() if protocols else None
@@ -320,7 +320,7 @@ def report(new_results: list[Result], folder: Path | None, paths: list[Path]) ->
 def build(name: str, options: dict[str, Any]) -> Protocol:
     """The protocol of a name or import path, its options as plain values: groups of options may be dictionaries.
 
-    A `recipe` is where a protocol that has recipes starts from, as on the command line.
+    Where a protocol has recipes, `recipe` names the one to start from, as on the command line.
     """
     protocol: type[Protocol] = PROTOCOLS.load(name)
     read_recipe = getattr(protocol, "read_recipe", None)

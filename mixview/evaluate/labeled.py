@@ -138,9 +138,9 @@ def hold_out_fifth(source: Source, data: str) -> Subset:
 
 
 def held_out_by(run: Path, source: Source) -> Subset | None:
-    """The images of a source that a run held out of its training for its k-NN accuracy; None if it learned from others.
+    """The images of a source that a run held out of its training for its k-NN accuracy; None if it used other data.
 
-    Its settings say which: the choice depends on the share, the seed and the names of the images alone.
+    Its settings determine them: the choice depends only on the share, the seed and the names of the images.
     """
     recorded = (try_to_read(run / "data.json", DataRecord) or {}).get("fingerprint")
     config = try_to_read(run / "config.yaml", Config) or {}
@@ -229,7 +229,7 @@ def class_index(
         names: the classes of the test split.
         classes: the classes of the training split.
         used: the classes of the test split that the training split must have.
-        description: what the splits are, for errors.
+        description: description of the splits, for errors.
     """
     position = {name: number for number, name in enumerate(classes)}
     unknown = [names[number] for number in used if names[number] not in position]

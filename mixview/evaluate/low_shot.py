@@ -75,7 +75,7 @@ class LowShot(SVMConfig, Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which images are drawn."""
+    """The random draws of training images."""
 
     shots: tuple[int, ...] = SHOTS
     """Values of k, the number of positives per class."""
@@ -207,7 +207,7 @@ def ratio(sampling: Sampling, labels: Tensor) -> int:
 
 
 def draw(labels: Tensor, k: int, sampling: Sampling, sample: int) -> Tensor:
-    """Which images are drawn for which class, [N, classes] bool, from (seed, sample, k) alone."""
+    """The images that are drawn for each class, [N, classes] bool, a function of (seed, sample, k) alone."""
     generator = np.random.default_rng([sampling.seed, sample, k])
 
     def some(among: Tensor, count: int) -> Tensor:

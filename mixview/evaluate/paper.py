@@ -44,7 +44,7 @@ class PaperTable(NamedTuple):
 
 
 class PaperKey(NamedTuple):
-    """What a number of the paper was measured of, and how."""
+    """The run, the protocol and the metric of a number of the paper."""
 
     method: str
     """A method of `mixview pretrain`, or what it has none for: supervised, infomin, simsiam-optimal; moco where the
@@ -63,25 +63,25 @@ class PaperKey(NamedTuple):
 
 
 class PaperNumber(NamedTuple):
-    """A number of the paper, and where it stands."""
+    """A number of the paper, and its place."""
 
     printed: str
     where: str
     label: str
     """Short, for a table: T4."""
     reprints: tuple[str, ...] = ()
-    """How the same number is printed elsewhere: `84.55% in Table 2`."""
+    """The same number as it is printed elsewhere: `84.55% in Table 2`."""
 
 
 class TableCell(NamedTuple):
-    """One cell of one table, and the key of what it is."""
+    """One cell of one table, and its key."""
 
     table: PaperTable
     row: int
     column: int
     key: PaperKey
     reprint: bool
-    """Whether another table has it first."""
+    """True if another table has it first."""
 
     @property
     def printed(self) -> str:
@@ -112,7 +112,7 @@ def tables() -> dict[str, tuple[PaperTable, ...]]:
 
 
 def number(printed: str) -> float | None:
-    """What a cell says: its first number; None for "-"."""
+    """The first number in a cell; None for "-"."""
     match = re.match(r"-?\d+(\.\d+)?", printed)
     return float(match[0]) if match else None
 
@@ -190,7 +190,7 @@ MEASURED_ON = {
     "detection-coco-c4-2x": "evaluated on COCO2017 val",
     "cost": "measured on V100 GPUs",
 }
-"""Where the paper's numbers of a protocol come from; ImageNet otherwise."""
+"""The evaluation data of the paper's numbers, by protocol; ImageNet otherwise."""
 
 Choices = Mapping[str, tuple[Any, ...]]
 """Settings under dotted names, and the values that they may have."""
@@ -211,7 +211,7 @@ PRETRAINED: Choices = {
     "method.other_parent": (False,),
     "method.target": ("parents",),
 }
-"""What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
+"""The common settings of every run of the paper. Optimizer, batch and the sizes of the heads are left to the run."""
 
 AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
 """The augmentations of methods that have others than their own name's."""
@@ -226,7 +226,7 @@ MIXED: Choices = {
     "mixing.sim_weight": (0.5,),
     "mixing.warmup": (None,),
 }
-"""How the paper mixes, whatever the mixer and its α."""
+"""The paper's mixing settings, for any mixer and α."""
 
 SVM_SETTINGS: Choices = {
     "size": (224,),
@@ -242,7 +242,7 @@ SVM_SETTINGS: Choices = {
 
 
 def training_settings(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
-    """A published schedule: as it is by default, or the same numbers."""
+    """A published schedule: the defaults, or the same numbers given explicitly."""
     return {"size": (224,), "epochs": (None, epochs), "batch_size": (None, batch_size), "lr": (None, lr), **more}
 
 
@@ -297,7 +297,7 @@ def find(result: "Result", metric: str) -> PaperNumber | None:
 
 
 def matches_pretraining(settings: Mapping[str, Any]) -> bool:
-    """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
+    """Return True if an encoder's settings are a ResNet-50, ImageNet and the paper's views."""
     method = str(settings.get("method.name", ""))
     return (
         {"backbone", "images"} <= settings.keys()
@@ -348,7 +348,7 @@ def column_of(protocol: str, metric: str) -> str:
 
 
 def matches(settings: Mapping[str, Any], choices: Choices) -> bool:
-    """Whether settings have one of the values that they may have. One that is not there yet is as it always was."""
+    """Return True if every setting has one of its allowed values. A setting that does not exist yet matches."""
     present = {name: settings[name] for name in choices if settings.get(name) is not None}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in present.items()}
     return all(value in choices[name] for name, value in values.items())

@@ -48,7 +48,7 @@ class Result:
     metrics: dict[str, float]
     """In percent: top-1, top-5, mAP …"""
     description: str
-    """How the metrics were computed."""
+    """The computation of the metrics."""
     encoder: str
     data: str
     seed: Whole = 0
@@ -158,7 +158,7 @@ def stdev(values: Sequence[float]) -> float:
 def encoder_settings(result: Result) -> dict[str, Any]:
     """Every setting, except the seed, that shaped the encoder of a result.
 
-    An encoder whose file does not say has its name instead: it is not known to be like any other.
+    An encoder whose file does not record them has its name instead: it equals no other.
     """
     settings = read_settings(result.about)
     if settings is not None:
@@ -179,9 +179,9 @@ SHOWN_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "i
 
 
 def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several settings, what distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
+    """A label for each of several settings that distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
 
-    These are the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
+    It names the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
     """
     names = list(dict.fromkeys([*SHOWN_FIRST, *sorted(name for each in settings for name in each)]))
     names_shown: list[str] = []
@@ -199,7 +199,7 @@ def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def encoder_labels(results: Iterable[Result]) -> dict[str, str]:
-    """What distinguishes encoders of one method and objective, by `encoder_key`; empty where there is only one."""
+    """Labels that distinguish encoders of one method and objective, by `encoder_key`; empty where there is only one."""
     by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
         label = method_label(result) if result.about else ""
@@ -262,7 +262,7 @@ def show_runs(folders: Sequence[str]) -> None:
 
 
 def method_label(result: Result) -> str:
-    """What several encoders have in common: method and objective, or the name without its seed."""
+    """The label of several encoders: their method and objective, or the name without its seed."""
     of_run = " ".join(result.about[name] for name in ("method", "objective") if name in result.about)
     return of_run or result.encoder.partition(", seed")[0]
 

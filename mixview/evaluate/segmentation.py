@@ -90,7 +90,7 @@ class Segmentation(ClassifierConfig, Protocol):
         return not self.fast
 
     def unsupported_reason(self, context: EvalContext) -> str | None:
-        """Why this protocol cannot evaluate this encoder on these images; None if it can."""
+        """The reason why this protocol cannot evaluate this encoder on these images; None if it can."""
         try:
             for split, part in (("training", context.splits.train), ("test", context.splits.test)):
                 segmented = part.segmentation()
@@ -141,7 +141,7 @@ class SegmentedImages(NamedTuple):
 
     source: Source
     numbers: npt.NDArray[np.int16]
-    """What each number in the source's class maps means: 0 is the background, the last one, at -1, is `IGNORED`."""
+    """The class of each number in the source's class maps: 0 is the background; the last one, at -1, is `IGNORED`."""
 
     def class_map(self, index: int, height: int, width: int) -> ClassMap:
         """The class map of an image of this size."""
@@ -378,7 +378,7 @@ class Windows(NamedTuple):
     classes: Tensor
     """[H, W] at the resolution of the labels."""
     image: int
-    """Which image it is: another one in place of a bad one."""
+    """The index of the image: that of another in place of a bad one."""
 
 
 @final
@@ -410,7 +410,7 @@ class WindowedImages(Dataset[Windows]):
 
 
 def starts(length: int, size: int) -> list[int]:
-    """Where windows begin along a side: half a window apart, the last one at the end."""
+    """The first pixels of the windows along a side: half a window apart, the last one at the end."""
     stride = max(1, size // 2)
     count = -(-(length - size) // stride) + 1
     return [min(number * stride, length - size) for number in range(count)]

@@ -53,7 +53,7 @@ class SVMConfig:
     resize: Literal["squash", "crop"] = "squash"
     """Squash the whole image into a square, as published, or crop its center."""
     fit: FitConfig = field(default_factory=FitConfig)
-    """How the SVMs are trained and evaluated."""
+    """Training and evaluation of the SVMs."""
 
     def labeled(self, context: EvalContext) -> tuple[MultiLabelFeatures, MultiLabelFeatures, str]:
         """Features and label sets of both splits, and a description of the features."""
@@ -77,7 +77,7 @@ class SVMConfig:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for SVMs, whose fitting reports how many of how many are done."""
+    """A progress bar for SVMs, whose fitting reports the numbers of finished and of all."""
     with contextlib.ExitStack() as stack:
         state: list[tuple[Advance, int]] = []
 
@@ -151,11 +151,11 @@ def evaluate_svm(
 
     Args:
         train: features [N, D] and label sets [N, classes].
-        test: those of other images.
-        classes: their names; numbers by default.
-        fit: how; as published by default.
-        difficult: what an object marked difficult makes of its image in training.
-        report: called with the number of SVMs that are done, and of all.
+        test: features and label sets of the test images.
+        classes: the names of the classes; numbers by default.
+        fit: settings of training and evaluation; as published by default.
+        difficult: the label of images with difficult objects in training.
+        report: a callback that gets the number of finished SVMs, and of all.
     """
     fit = fit or FitConfig()
     names = check_sets(train, test, classes)
@@ -266,7 +266,7 @@ def scatter_to_classes(values: Sequence[T], columns: Sequence[int], count: int) 
 
 
 def single_label(labels: Tensor) -> bool:
-    """Whether every image has exactly one class, and nothing is difficult."""
+    """Return True if every image has exactly one class and nothing is difficult."""
     return bool(((labels == 1).sum(1) == 1).all()) and not bool((labels == -1).any())
 
 

@@ -1,4 +1,4 @@
-"""SVMs of many problems, at every cost, with cross-validation: what the protocols of `svm` and `low_shot` share.
+"""SVMs of many problems, at every cost, with cross-validation; the protocols of `svm` and `low_shot` use it.
 
 A problem is a class, or a class of one sample: which images are positive, and which count. It is trained on all that
 count and again without each fold, at every cost; the folds give its average precision under cross-validation.
@@ -26,7 +26,7 @@ from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve
 Backend = Literal["batched", "liblinear"]
 Normalization = Literal["l2", "none"]
 ProgressCallback = Callable[[int, int], object]
-"""Called with how many SVMs are done, and how many there are."""
+"""Called with the numbers of finished and of all SVMs."""
 
 COSTS = (1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20)))
 """The published costs, in their order."""
@@ -40,7 +40,7 @@ MAX_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How the SVMs are trained and evaluated; the defaults are the published ones."""
+    """Settings of the SVMs and of their evaluation; the defaults are the published ones."""
 
     costs: tuple[float, ...] = COSTS
     """Candidates for C; the first of equally good ones is chosen."""
@@ -82,7 +82,7 @@ class FitConfig:
                 raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
 
     def description(self) -> str:
-        """What is fitted, and how."""
+        """A description of the fit in one sentence."""
         features = "L2-normalized features" if self.normalization == "l2" else "features as they are"
         if self.backend == "batched":
             how = f"solved together to a relative duality gap of {self.tolerance or TOLERANCE:g}"
@@ -114,9 +114,9 @@ def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
 
 
 def stratified_folds(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
-    """Which images each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds, of fewer images fewer.
+    """The images that each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds.
 
-    Fewer than `folds` where there are fewer positives or negatives; none where there is but one.
+    Where there are fewer positives or negatives than `folds`, there are fewer folds; with only one, there are none.
     """
     from sklearn.model_selection import StratifiedKFold  # takes a second to import
 
@@ -139,9 +139,9 @@ class Scores(NamedTuple):
     test_scores: Tensor
     """[costs, M, P]"""
     folds: Tensor
-    """[P] how many there were."""
+    """[P] the number of folds."""
     objective: Tensor
-    """[costs, P, 1 + folds] what training reached: on everything, and without each fold."""
+    """[costs, P, 1 + folds] the training objective: on everything, and without each fold."""
 
 
 class FittedSVMs(NamedTuple):
@@ -157,7 +157,7 @@ class FittedSVMs(NamedTuple):
 
 
 class ProgressCounter:
-    """How many SVMs are done, of how many."""
+    """The numbers of finished and of all SVMs."""
 
     def __init__(self, report: ProgressCallback | None, total: int) -> None:
         self.report = report
@@ -171,7 +171,7 @@ class ProgressCounter:
 
 
 class LinearSVMs(ABC):
-    """Fits problems on one training set and scores one test set; what differs between backends is `fit_all`."""
+    """Fits problems on one training set and scores one test set; backends differ in `fit_all` only."""
 
     def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         self.train = train
@@ -297,7 +297,7 @@ class LiblinearFit(NamedTuple):
     test_scores: npt.NDArray[np.float64]
     objective: float
     unconverged: bool
-    """Whether it stopped before it had converged."""
+    """True if it stopped before it had converged."""
 
 
 def liblinear_path(
@@ -308,7 +308,7 @@ def liblinear_path(
     costs: Sequence[float],
     fit: FitConfig,
 ) -> list[LiblinearFit]:
-    """One problem at every cost: what `LinearSVC(class_weight={1: 2, -1: 1})` gives, with weights image by image."""
+    """One problem at every cost: as `LinearSVC(class_weight={1: 2, -1: 1})`, with a weight per image."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.svm import LinearSVC
 

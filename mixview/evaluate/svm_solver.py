@@ -43,7 +43,7 @@ MIN_CURVATURE = 1e-4
 """A direction along which the curvature of the loss stays below this share of the regularizer's is not solved for."""
 
 FINEST, COARSEST = 2e-3, 5e-2
-"""How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
+"""Bounds of the accuracy of a Newton step, which is otherwise as accurate as the tolerance needs."""
 
 BLOCK = 512
 """Rows of the Gram matrix that are made together."""
@@ -68,7 +68,7 @@ class Basis:
         return torch.addmm(self.offset, features.double(), self.directions)
 
     def weights(self, coefficients: Tensor) -> Tensor:
-        """What gives the scores in terms of features, the intercept last. [R, K] -> [D + 1, K]"""
+        """The weights of the features, the intercept last. [R, K] -> [D + 1, K]"""
         return torch.cat([self.directions @ coefficients, (self.offset @ coefficients).unsqueeze(0)])
 
 
@@ -273,7 +273,7 @@ def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Te
 
 
 def line_search(w: Tensor, direction: Tensor, margin: Tensor, change: Tensor, c: Tensor) -> Tensor:
-    """How far to go: where the slope along the direction is at most a thousandth of what it was. [K]
+    """The step length at which the slope along the direction is at most a thousandth of its start. [K]
 
     The slope grows along the way and is linear between the places where an image enters or leaves the margin: Newton's
     method on it, kept between a point that is too near and one that is too far.

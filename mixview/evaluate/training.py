@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Logging:
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     log_every: int = 20
     """Optimizer steps between two lines of metrics."""
@@ -72,7 +72,7 @@ class Logging:
 
 
 class TrainingRun(NamedTuple):
-    """Where and how a classifier is trained: devices, folder, seed and time limit."""
+    """The environment of a classifier's training: devices, folder, seed and time limit."""
 
     fabric: "Fabric"
     out: Path
@@ -86,7 +86,7 @@ class TrainingRun(NamedTuple):
     """Micro-batches per step and device."""
     logging: Logging = Logging()
     deadline: float | None = None
-    """When to stop, by the monotonic clock."""
+    """The time to stop, by the monotonic clock."""
     resume: bool = False
     """Continue the run in the folder."""
 
@@ -117,7 +117,7 @@ class TrainingConfig:
         return replace(self, precision=resolve_precision(self.precision, device))
 
     def deadline(self, context: EvalContext) -> float | None:
-        """When to stop, by the monotonic clock."""
+        """The time to stop, by the monotonic clock."""
         seconds = seconds_of(self.max_time)
         return None if seconds is None else context.started + seconds
 
@@ -142,7 +142,7 @@ class ClassifierConfig(TrainingConfig):
     lr: Positive | None = None
     """Learning rate; by default as published."""
     logging: Logging = field(default_factory=Logging)
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     def adapt(self, published: Schedule, images: int) -> Schedule:
         """A published schedule with the options' changes, for this number of training images."""
@@ -192,20 +192,20 @@ def train_in_folder(
     make_engine: Callable[[Any, torch.optim.Optimizer], SupervisedEngine],
     evaluate: Callable[[], dict[str, dict[str, float]]],
 ) -> dict[str, dict[str, float]]:
-    """Train a network in a run's folder, or resume or read what was trained there.
+    """Train a network in a run's folder, resume its training, or read the result of a finished one.
 
     Args:
-        run: where.
-        network: what is called with images.
+        run: devices, folder, seed and time limit.
+        network: the module that is called with images.
         trained: the part of it that is trained, and saved in checkpoints.
-        schedule: which has the optimizer.
+        schedule: the schedule, which builds the optimizer.
         groups: the optimizer's parameter groups.
         data: the record of the images, which a resumed run must have, too.
-        make_engine: takes the network and the optimizer as Fabric set them up.
-        evaluate: evaluates the network, on all processes together.
+        make_engine: a function of the network and the optimizer as Fabric set them up.
+        evaluate: a function that evaluates the network, on all processes together.
 
     Returns:
-        What `evaluate` found at the end.
+        The result of `evaluate` at the end.
     """
     fabric, finished = run.fabric, run.out / "accuracy.json"
     resume = (run.resume or is_restarted()) and is_run(run.out)
@@ -280,8 +280,8 @@ MAY_CHANGE = frozenset(
         "workers",
     }
 )
-"""Settings that a resumed training may change: they say where, how long and how closely it is logged. Encoder and
-images are compared by their content."""
+"""Settings that a resumed training may change: place, duration and logging. Encoder and images are compared by their
+content."""
 
 
 def image_loader(images: Dataset[Any], batches: EpochSampler, run: TrainingRun) -> Loader:
@@ -292,6 +292,6 @@ def image_loader(images: Dataset[Any], batches: EpochSampler, run: TrainingRun) 
 
 
 def workers_of(fabric: "Fabric", workers: int | None) -> int:
-    """Data-loading processes of each process: as many as were asked for, or its share of this machine's cores."""
+    """Data-loading processes of each process: the requested number, or its share of this machine's cores."""
     nodes: int = getattr(fabric.strategy, "num_nodes", 1)
     return default_workers(fabric.world_size // nodes) if workers is None else workers

@@ -211,7 +211,7 @@ def side_by_side(costs: Sequence[float]) -> list[float]:
 
 
 def is_longer_of(longer: Row, row: Row) -> bool:
-    """Whether a row is the baseline `row`, trained longer."""
+    """Return True if `longer` is the baseline `row`, trained longer."""
     return (
         longer.is_matched_baseline
         and not row.is_matched_baseline
@@ -260,10 +260,10 @@ def plot_differences(
     """The difference to the baseline of equal compute in every column, with its interval, row by row.
 
     Args:
-        comparisons: the planned comparisons of the rows that there are.
-        baseline: what they are compared with.
-        margin: how many points a default may be behind.
-        missing: planned rows that are not there yet.
+        comparisons: the planned comparisons of the existing rows.
+        baseline: the objective that they are compared with.
+        margin: the number of points that a default may be behind.
+        missing: planned rows without results.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Renames:
-    """What changed from one format to the next, old name → new name."""
+    """The changes from one format to the next, old name → new name."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of the record itself."""
@@ -69,7 +69,7 @@ class Renames:
         return description
 
     def translate_column(self, column: Mapping[str, Any]) -> dict[str, Any]:
-        """What a study says about one column: protocol, metric, and options of the protocol."""
+        """The definition of one column: protocol, metric, and options of the protocol."""
         protocol = column.get("protocol")
         if isinstance(protocol, str):
             protocol = self.protocols.get(protocol, protocol)

@@ -75,11 +75,11 @@ class Study:
     baseline: str | None = None
     about: dict[str, str] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
-    """What cannot be run before an earlier study has chosen, and which."""
+    """The parts that wait for the choice of an earlier study, and the study."""
 
     @property
     def plan(self) -> Plan | None:
-        """What was planned, if anything was."""
+        """The plan, if there is one."""
         content = self.definition.get("plan")
         return None if content is None else Plan(**content)
 
@@ -99,7 +99,7 @@ def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_rem
 
     Args:
         name: the name, or the path.
-        records: the results that there are, by study: those of earlier studies choose values of this one.
+        records: existing results by study: those of earlier studies choose values of this one.
         trust_remote_code: import the code that it names. That runs it.
 
     Example:
@@ -112,7 +112,7 @@ def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_rem
 
 
 def expand(name: str, definition: dict[str, Any], records: Records | None = None) -> Study:
-    """The runs of a study: seed by seed, so that what is there early compares fairly."""
+    """The runs of a study, seed by seed: the first results already allow fair comparisons."""
     check(name, definition)
     # YAML reads a value that is called 0.1 or 64 as a number.
     definition = definition | {
@@ -155,7 +155,7 @@ class Choices:
     """The values that the results of earlier studies choose.
 
     Args:
-        records: the results that there are, by study.
+        records: existing results by study.
     """
 
     def __init__(self, records: Records) -> None:
@@ -308,8 +308,8 @@ def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> lis
     Args:
         runs: the runs of the study.
         baseline: the objective of the baseline.
-        by: where there is none, add one that is trained for as long (True), or train the run itself for as many
-            epochs as cost what the baseline costs ("epochs"); otherwise (False) such runs have no match.
+        by: the way to match a run without such a baseline: add one with as much compute (True), or change the run's
+            own epochs to cost what the baseline costs ("epochs"); with False it has no match.
     """
     baselines = {(*run.group, run.seed): run for run in runs if run.objective == baseline}
     matched: dict[str, StudyRun] = {}
@@ -339,5 +339,5 @@ def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> lis
 
 
 def equally_expensive(run: StudyRun, other: StudyRun) -> bool:
-    """Whether a pass costs the same in both, and an epoch has equally many."""
+    """Return True if a pass costs the same in both, and an epoch has equally many."""
     return all(run.settings.get(name) == other.settings.get(name) for name in COST_SETTINGS)

@@ -1,4 +1,4 @@
-"""Where an encoder puts images: a map, neighbors, clusters, and the places of mixtures."""
+"""The embedding of images by an encoder: a map, neighbors, clusters, and the places of mixtures."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -29,16 +29,16 @@ from mixview.report.findings import Findings, find
 Array = npt.NDArray[np.float32]
 
 NEIGHBORS = 8
-"""That the page shows of each image."""
+"""The number that the page shows of each image."""
 VOTERS = 20
-"""That vote on the class of an image, as in the k-NN evaluation."""
+"""The neighbors that vote on the class of an image, as in the k-NN evaluation."""
 TEMPERATURE = 0.07
 PERPLEXITY = 30.0
 DIMENSIONS = 50
-"""That t-SNE begins with: more only take longer."""
+"""Dimensions that t-SNE starts from: more only take longer."""
 SEED = 0
 MIXED = Recipe("cutmix", 0.6)
-"""How the explorer's mixtures are made: about six tenths of one image, the rest of the other."""
+"""The explorer's mixtures: about six tenths of one image, the rest of the other."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Embedding:
     raw: Tensor
     """[N, D] the features as they are."""
     findings: Findings
-    """What they say of the images without labels."""
+    """Findings in the features without labels."""
     size: int
     """Input size of the encoder in pixels."""
     decoder: Decoder
 
 
 class Work(NamedTuple):
-    """Where features are made."""
+    """Device and workers of the feature extraction."""
 
     device: str = "auto"
     workers: int | None = None
 
 
 def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
-    """All of it for the images of a source."""
+    """The embedding of the images of a source."""
     made = features_of(encoder, source, work)
     features = l2_normalize(made["avgpool"])
     check_features(features, features)

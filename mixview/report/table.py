@@ -19,11 +19,11 @@ class Column(NamedTuple):
     metric: str
     data: str
     descriptions: list[str]
-    """How it was measured: one sentence, or one per encoder where something was chosen for it."""
+    """Descriptions of the measurement: one sentence, or one per encoder where something was chosen for it."""
 
 
 class Cell(NamedTuple):
-    """What was measured, and what the paper has in its place."""
+    """A measurement, and the paper's number for it."""
 
     mean: float
     text: str
@@ -103,7 +103,7 @@ def name_lines(runs: list[ReportRun], others: list[Result]) -> tuple[dict[str, s
 
 
 def key_of(row: Row) -> str:
-    """What values of one column have in common."""
+    """The key of a row's column."""
     return json.dumps([row.protocol, row.metric, row.result.settings, row.result.data], sort_keys=True)
 
 

@@ -21,7 +21,7 @@ Target = dict[str, Tensor]
 
 
 class Floats(nn.Module):
-    """What comes in, in float32."""
+    """Converts its input to float32."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values.float()

@@ -42,7 +42,7 @@ from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
 MAY_CHANGE = training.MAY_CHANGE | {"precision"}
-"""Settings that a resumed trial may change: they say where, how long and how closely it is logged."""
+"""Settings that a resumed trial may change: place, duration and logging."""
 NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
 
@@ -81,7 +81,7 @@ class Detection(TrainingConfig, Protocol):
     max_test_images: Count | None = None
     """Maximum number of test images, evenly chosen; by default all."""
     logging: DetectionLogging = field(default_factory=DetectionLogging)
-    """How often a run logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     name: ClassVar[str] = "detection"
     examples: ClassVar[tuple[str, ...]] = (
@@ -126,7 +126,7 @@ class Trial:
     context: EvalContext
     fabric: Fabric
     deadline: float | None = None
-    """When to stop, by the monotonic clock."""
+    """The time to stop, by the monotonic clock."""
 
     @property
     def out(self) -> Path:
@@ -138,7 +138,7 @@ class Trial:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its result is there."""
+        """True if its result exists."""
         return (self.out / "result.json").is_file()
 
     def read_result(self) -> Result:
@@ -294,7 +294,7 @@ class Trial:
         return percentages(metrics | voc_metrics(predictions.truth, predictions.detections, classes))
 
     def write(self, folder: RunDirectory, engine: Engine, predictions: Predictions, metrics: dict[str, float]) -> None:
-        """The detections in COCO's format, the picture and, last, the result."""
+        """Write the detections in COCO's format, the picture and, last, the result."""
         count = self.settings.logging.pictures
         result = self.result(metrics, unread=len(self.test) - len(predictions.indices))
         with folder.explain_disk_error("write the result into"):
@@ -329,7 +329,7 @@ class Trial:
         return context.result(metrics)
 
     def write_detections(self, predictions: Predictions) -> None:
-        """All detections in COCO's results format, by COCO's own ids where the data has them."""
+        """Write all detections in COCO's results format, with COCO's own ids where the data has them."""
         test, all_images, places = self.test, self.context.splits.test, predictions.indices
         if isinstance(test, Subset) and test is not all_images:
             places = test.indices[places].tolist()

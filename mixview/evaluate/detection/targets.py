@@ -39,7 +39,7 @@ def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str =
         objects: as annotated.
         height: height of the image in pixels.
         width: width of the image in pixels.
-        masks: whether masks are learned too.
+        masks: also learn masks.
         name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float32).copy()
@@ -82,12 +82,12 @@ def flip(sample: Sample) -> Sample:
 
 @final
 class Annotated(Dataset[Sample]):
-    """Images and what is to be found in them, by (epoch, index); half of them flipped.
+    """Images and their objects, by (epoch, index); half of them flipped.
 
     Args:
         images: the images; one that cannot be read is replaced by the next, with its own objects.
-        masks: whether masks are learned too.
-        seed: which are flipped.
+        masks: also learn masks.
+        seed: random seed of the flips.
     """
 
     def __init__(self, images: ImageDataset, *, masks: bool, seed: int) -> None:
@@ -135,7 +135,7 @@ def objects_of(source: Source, index: int) -> Objects:
 
 
 def with_objects(source: Source) -> tuple[Source, int]:
-    """The images that show any class, and how many were left out: nothing is learned from them in the protocols."""
+    """The images that show any class, and the number of others, from which the published protocols learn nothing."""
     sets = source.label_sets()
     annotated = np.ones(len(source), np.bool_) if sets is None else (sets != 0).any(axis=1)
     if annotated.all():
@@ -144,7 +144,7 @@ def with_objects(source: Source) -> tuple[Source, int]:
 
 
 def align_classes(source: Source, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """[own classes] what each class of a source is called among `classes`."""
+    """[own classes] the index of each class of a source among `classes`."""
     own = source.classes or classes
     unknown = sorted(set(own) - set(classes))
     if unknown:

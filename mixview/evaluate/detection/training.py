@@ -66,7 +66,7 @@ class Schedule:
 
     @property
     def description(self) -> str:
-        """The schedule in a few words, for a result."""
+        """A short description of the schedule, for a result."""
         steps = " and ".join(str(step) for step in self.steps)
         falls = f", ×0.1 at {steps}" if steps else ""
         name = f"SGD {self.momentum:g}" if self.optimizer == "sgd" else "AdamW"
@@ -123,7 +123,7 @@ def to_device(samples: list[Sample], device: torch.device) -> tuple[list[Tensor]
 
 @dataclass(frozen=True)
 class DetectionLogging(Logging):
-    """How often a run logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     eval_every: int = 0
     """Iterations between two evaluations on the test split, for a curve; 0 is only at the end."""

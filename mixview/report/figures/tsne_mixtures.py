@@ -40,7 +40,7 @@ PAIR = 6
 
 
 class Placed(NamedTuple):
-    """How one encoder places images and mixtures."""
+    """The places of images and mixtures by one encoder."""
 
     places: npt.NDArray[np.float32]
     """[2 N, 2] the images, then the mixtures."""
