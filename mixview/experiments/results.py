@@ -271,7 +271,8 @@ def matching_columns(result: RunResult, run: StudyRun) -> dict[str, str] | None:
 def evaluated_otherwise(then: dict[str, Any], evaluation: dict[str, Any]) -> bool:
     """Return True if a default of the protocol has changed since a column was measured."""
     now = evaluations.defaults(evaluation["protocol"])
-    return any(now[name] != value for name, value in then.items() if name in now and name not in ("size", *evaluation))
+    unset = [name for name in then if name in now and name not in ("size", *evaluation)]
+    return any(now[name] not in (then[name], "auto") for name in unset)  # a result has what "auto" was resolved to
 
 
 def relabel(result: RunResult, run: StudyRun, columns: Mapping[str, str]) -> RunResult:
