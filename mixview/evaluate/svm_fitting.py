@@ -8,12 +8,11 @@ Two backends fit the same objective. `batched` solves all problems, folds and co
 after the other on all cores, as published.
 """
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from mixview.evaluate.average_precision import Interpolation, average_precision
 from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve_path
+from mixview.options import AtLeast, Positive, check_options
 
 Backend = Literal["batched", "liblinear"]
 Normalization = Literal["l2", "none"]
@@ -42,11 +42,11 @@ MAX_ELEMENTS = 2**25
 class FitConfig:
     """Settings of the SVMs and of their evaluation; the defaults are the published ones."""
 
-    costs: tuple[float, ...] = COSTS
+    costs: tuple[Positive, ...] = COSTS
     """Candidates for C; the first of equally good ones is chosen."""
-    folds: int = 3
+    folds: Annotated[int, AtLeast(2)] = 3
     """Folds of the cross-validation that chooses C."""
-    positive_weight: float = 2.0
+    positive_weight: Positive = 2.0
     """Weight of a positive example relative to a negative one."""
     normalization: Normalization = "l2"
     """l2: features divided by their norm + 1e-5; none: features as they are."""
@@ -54,7 +54,7 @@ class FitConfig:
     """The constant feature whose weight is the intercept, regularized like every other; 0 for none."""
     interpolation: Interpolation = "all-points"
     """Definition of average precision on the test set. (Cross-validation uses the plain one, as published.)"""
-    fallback_cost: float = 1.0
+    fallback_cost: Positive = 1.0
     """C for classes with too few positives to cross-validate."""
     backend: Backend = "batched"
     """Solver: batched, or liblinear, the reference."""
@@ -68,18 +68,9 @@ class FitConfig:
     """Processes of liblinear; -1 for one per core."""
 
     def __post_init__(self) -> None:
-        distinct = len(set(self.costs)) == len(self.costs)
-        if not self.costs or not distinct or not all(0 < cost < math.inf for cost in self.costs):
-            raise ValueError(f"costs must be one or more different positive numbers, got {list(self.costs)}")
-        if self.folds < 2:
-            raise ValueError(f"cross-validation needs at least 2 folds, got {self.folds}")
-        for name, number in (("positive_weight", self.positive_weight), ("fallback_cost", self.fallback_cost)):
-            if not 0 < number < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {number}")
-        chosen = ("backend", self.backend, Backend), ("normalization", self.normalization, Normalization)
-        for name, value, choices in (*chosen, ("interpolation", self.interpolation, Interpolation)):
-            if value not in get_args(choices):
-                raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
+        check_options(self, "fit")
+        if len(set(self.costs)) < max(1, len(self.costs)):
+            raise ValueError(f"--fit.costs must be one or more different numbers, got {list(self.costs)}")
 
     def description(self) -> str:
         """A description of the fit in one sentence."""

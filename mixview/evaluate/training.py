@@ -28,7 +28,7 @@ from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
 from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
-from mixview.options import Count, Epochs, Positive, logger_names
+from mixview.options import Count, Epochs, NonNegative, Positive, check_options, logger_names
 from mixview.runs.devices import (
     Precision,
     describe_precision,
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 class Logging:
     """Intervals of logging and of checkpoints, and what is kept."""
 
-    log_every: int = 20
+    log_every: Count = 20
     """Optimizer steps between two lines of metrics."""
-    checkpoint_every: int = 0
+    checkpoint_every: NonNegative = 0
     """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: int = 2
+    keep: Count = 2
     """Number of checkpoints to keep."""
     loggers: str = "none"
     """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
@@ -66,8 +66,7 @@ class Logging:
     """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
 
     def __post_init__(self) -> None:
-        if min(self.log_every, self.keep) < 1 or self.checkpoint_every < 0:
-            raise ValueError(f"log_every and keep must be at least 1, and checkpoint_every 0 or more, got {self}")
+        check_options(self, "logging")
         logger_names(self.loggers, "--logging.loggers")
 
 

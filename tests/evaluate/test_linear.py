@@ -96,7 +96,7 @@ def test_published_schedules() -> None:
     assert [simsiam.lr_factor(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
     assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.description
     assert "10 epochs" in moco.changed(10, None, None).description
-    with pytest.raises(ValueError, match="epochs and batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="epochs must be a whole number, at least 1, got 0"):
         moco.changed(0, None, None)
 
 

@@ -223,7 +223,9 @@ def test_files_of_one_name_are_two_encoders(tmp_path: Path) -> None:
         torch.save({"state_dict": torchvision.models.resnet18().state_dict()}, file)
         subjects.append(load(str(file), natural_size=224))
     results = [
-        Result(protocol="knn", metrics={"top-1": value}, description="", encoder=each.name, data="d", about=each.metadata)
+        Result(
+            protocol="knn", metrics={"top-1": value}, description="", encoder=each.name, data="d", about=each.metadata
+        )
         for each, value in zip(subjects, (60.0, 70.0), strict=True)
     ]
     assert [(row.mean, row.runs) for row in summarize(results)] == [(60, 1), (70, 1)]

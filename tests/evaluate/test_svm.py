@@ -250,10 +250,11 @@ def test_errors() -> None:
     for changes, message in (
         ({"costs": ()}, "costs must be"),
         ({"costs": (1.0, 1.0)}, "different"),
-        ({"folds": 1}, "at least 2 folds"),
-        ({"positive_weight": 0}, "positive_weight must be a positive"),
-        ({"backend": "torch"}, "backend is one of batched, liblinear"),
-        ({"normalization": "l1"}, "normalization is one of"),
+        ({"costs": (1.0, 0.0)}, "--fit.costs must be a list, each a number, more than 0"),
+        ({"folds": 1}, "--fit.folds must be a whole number, at least 2, got 1"),
+        ({"positive_weight": 0}, "--fit.positive_weight must be a number, more than 0"),
+        ({"backend": "torch"}, "--fit.backend must be batched or liblinear"),
+        ({"normalization": "l1"}, "--fit.normalization must be l2 or none"),
     ):
         with pytest.raises(ValueError, match=message):
             FitConfig(**changes)  # type: ignore[arg-type]
