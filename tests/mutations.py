@@ -648,7 +648,7 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/evaluate/svm_fitting.py",
         "tests/evaluate/test_svm.py",
-        ("positive_weight: float = 2.0", "positive_weight: float = 1.0", "::test_the_defaults_are_the_published_ones"),
+        ("positive_weight: Positive = 2.0", "positive_weight: Positive = 1.0", "::test_the_defaults_are_the_published_ones"),
         ("range(4, 20)", "range(4, 19)", "::test_the_defaults_are_the_published_ones"),
         (
             'relevant, ignored, interpolation="plain"',
