@@ -26,21 +26,9 @@ OBJECTIVES = {
     "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
 SETTINGS = (
-    *(
-        "epochs",
-        "batch_size",
-        "seed",
-        "augment",
-        "normalize",
-        "size",
-        "value_range",
-        "optimizer",
-        "mixing",
-        "method",
-        "weights",
-    ),
-    *("freeze", "precision"),
-)
+    "epochs", "batch_size", "seed", "augment", "normalize", "size", "value_range", "optimizer", "mixing", "method",
+    "weights", "freeze", "precision",
+)  # fmt: skip
 """The settings of a run that make the experiment."""
 
 CITATION = """\
@@ -116,8 +104,8 @@ def introduction(source: ExportSource) -> str:
 def preprocessing(source: ExportSource) -> str:
     """What has to be done to an image first."""
     size = int(source.spec["size"])
-    mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
-    numbers = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
+    moments = source.loaded.normalize.values(int(source.spec["channels"]))
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in moments)
     value_range = source.loaded.value_range
     scaled = "divided by 255"
     if value_range is not None:
@@ -129,7 +117,7 @@ def preprocessing(source: ExportSource) -> str:
     return (
         f"The shorter side is resized to {round(size * CROP_RATIO)} pixels (to {size} if the image is no larger than "
         f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, {scaled}, and normalized "
-        f"by mean ({numbers[0]}) and standard deviation ({numbers[1]})."
+        f"by mean ({mean}) and standard deviation ({std})."
     )
 
 
