@@ -175,7 +175,9 @@ def logistic_regression(
         tolerance: the largest component of the gradient at which it stops.
         max_iter: maximum number of iterations.
     """
-    layer = nn.utils.skip_init(nn.Linear, features.shape[1], classes, device=features.device, dtype=features.dtype)
+    layer: nn.Linear = nn.utils.skip_init(
+        nn.Linear, features.shape[1], classes, device=features.device, dtype=features.dtype
+    )
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     optimizer = torch.optim.LBFGS(
@@ -190,7 +192,7 @@ def logistic_regression(
 
     def objective() -> Tensor:
         optimizer.zero_grad()
-        value = F.cross_entropy(layer(features), labels) + weight_decay / 2 * layer.weight.square().sum()
+        value: Tensor = F.cross_entropy(layer(features), labels) + weight_decay / 2 * layer.weight.square().sum()
         value.backward()
         return value
 

@@ -184,12 +184,17 @@ def evaluate_svm(
         cross_validated=scatter_to_classes(
             [None if math.isnan(value) else value for value in validated], columns, len(names)
         ),
-        description=(
-            f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
-            f"AP; difficult objects {difficult} in training and ignored in testing; mean over {len(columns)} classes "
-            f"of {fit.interpolation} AP; {len(train.features)} images to train and {len(test.features)} to test"
-        ),
+        description=describe(fit, difficult, len(columns), len(train.features), len(test.features)),
         notes=(*notes, *solver.notes()),
+    )
+
+
+def describe(fit: FitConfig, difficult: Difficult, classes: int, train: int, test: int) -> str:
+    """The protocol in one sentence."""
+    return (
+        f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
+        f"AP; difficult objects {difficult} in training and ignored in testing; mean over {classes} classes "
+        f"of {fit.interpolation} AP; {train} images to train and {test} to test"
     )
 
 

@@ -224,11 +224,8 @@ def train_in_folder(
         notes += synchronize_batch_norm(trained, fabric.device)
         notes.append(describe_precision(precision_of(fabric)))
         reset_grad_scaler(fabric)
-        module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        engine = make_engine(module, optimizer)
-        if (state := latest_state(fabric, run.out)) is not None:
-            engine.load_state(state)
-            notes.append(f"Resuming from step {engine.step} of {engine.steps}.")
+        engine = make_engine(*fabric.setup(network, schedule.build_optimizer(groups)))
+        notes += resume_engine(engine, run.out)
         accuracies: dict[str, dict[str, float]] = {}
 
         def evaluate_and_keep() -> dict[str, float]:
@@ -254,6 +251,15 @@ def train_in_folder(
             "--resume continues it"
         )
     return accuracies
+
+
+def resume_engine(engine: SupervisedEngine, out: Path) -> list[str]:
+    """Continue from the last checkpoint in a run's folder, if there is one; returns a note that says so."""
+    state = latest_state(engine.fabric, out)
+    if state is None:
+        return []
+    engine.load_state(state)
+    return [f"Resuming from step {engine.step} of {engine.steps}."]
 
 
 def epoch_batches(count: int, batch: int, run: TrainingRun, *, drop_last: bool) -> EpochSampler:

@@ -271,14 +271,7 @@ def plot_differences(
 
     columns = list(dict.fromkeys(each.column for each in comparisons))
     colors = dict(zip(columns, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined, unused-ignore]
-    variants = Counter(group[:2] for group in {each.row.group for each in comparisons})
-    own = [
-        (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
-        for row in (each.row for each in comparisons)
-    ]
-    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.number})") for each in missing)])
-    methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
-    rows = sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
+    own, rows = difference_rows(comparisons, missing)
     figure = Figure(figsize=(8.5, 1.4 + 0.36 * len(rows)), layout="constrained")
     axis = figure.subplots()
     for each, key in zip(comparisons, own, strict=True):
@@ -297,9 +290,7 @@ def plot_differences(
         shown = [each for each, key in zip(comparisons, own, strict=True) if key == row]
         if not any(each.difference for each in shown):
             axis.text(0.01, number, "open", transform=axis.get_yaxis_transform(), color="gray", fontsize=8, va="center")
-        pairs = [each.difference.pairs if each.difference else 0 for each in shown if each.verdict == "open"]
-        seeds = len(shown[0].row.runs) if shown else 0
-        labels.append(join_labels(*row) + (f" ({min(pairs)} of {seeds} seeds)" if pairs else ""))
+        labels.append(join_labels(*row) + missing_seeds(shown))
         if number and row[:2] != rows[number - 1][:2]:
             new_method = row[0] != rows[number - 1][0]
             axis.axhline(number - 0.5, color="gray" if new_method else "lightgray", linewidth=0.8)
@@ -317,6 +308,30 @@ def plot_differences(
     )
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=8)
     return figure
+
+
+DifferenceRow = tuple[str, str, str]
+"""Method, data, and the label of a row of `plot_differences`."""
+
+
+def difference_rows(
+    comparisons: Sequence[Comparison], missing: Sequence[PlannedRows]
+) -> tuple[list[DifferenceRow], list[DifferenceRow]]:
+    """The row of each comparison, and all rows in their order: methods and their datasets stand together."""
+    variants = Counter(group[:2] for group in {each.row.group for each in comparisons})
+    own = [
+        (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
+        for row in (each.row for each in comparisons)
+    ]
+    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.number})") for each in missing)])
+    methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
+    return own, sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
+
+
+def missing_seeds(comparisons: Sequence[Comparison]) -> str:
+    """` (2 of 5 seeds)` for the comparisons of a row, some of which are open; empty if none is."""
+    pairs = [each.difference.pairs if each.difference else 0 for each in comparisons if each.verdict == "open"]
+    return f" ({min(pairs)} of {len(comparisons[0].row.runs)} seeds)" if pairs else ""
 
 
 def places_of(rows: Sequence[Row]) -> tuple[list[int], dict[tuple[str, str, str], int]]:
