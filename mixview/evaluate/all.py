@@ -26,7 +26,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
     """Protocols to leave out, such as supervised."""
 
     def run(self) -> list[Result]:
-        """Evaluate by every protocol, and write each result as soon as it is there."""
+        """Evaluate by every protocol, and write each result immediately."""
         for name in self.skip:
             if name not in PROTOCOLS.builtins:
                 hint = did_you_mean(name, PROTOCOLS.names())

@@ -38,7 +38,7 @@ class PaperTable(NamedTuple):
     notes: tuple[str, ...]
 
     def cell(self, row: str, column: str) -> str:
-        """The cell of the first row that begins so."""
+        """The cell in the first row with this label."""
         place = self.columns.index(column)
         return next(cells[place] for cells in self.rows if cells[0] == row)
 
@@ -152,7 +152,7 @@ def parse_pretraining(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
 
 @functools.cache
 def cells() -> dict[PaperKey, PaperNumber]:
-    """The paper's numbers by their keys. Where it prints one twice, the main table's, which names the others."""
+    """The paper's numbers by their keys. Of a number that is printed twice, the main table's counts."""
     groups: dict[PaperKey, list[TableCell]] = {}
     for cell in sorted(table_cells(), key=lambda cell: cell.reprint):
         groups.setdefault(cell.key, []).append(cell)
@@ -214,7 +214,7 @@ PRETRAINED: Choices = {
 """The common settings of every run of the paper. Optimizer, batch and the sizes of the heads are left to the run."""
 
 AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
-"""The augmentations of methods that have others than their own name's."""
+"""The augmentations of methods that use others than the one of their own name."""
 
 MIXED: Choices = {
     "mixing.lam_per": ("batch",),

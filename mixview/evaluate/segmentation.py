@@ -3,7 +3,7 @@
 A batch norm and a 1×1 convolution classify every patch; the scores are upsampled to the resolution of the labels. The
 settings are those of DINOv2's linear evaluation on VOC2012: AdamW, 60 epochs (40,000 iterations on the 10,582 augmented
 images), batch 16, lr 0.001 falling linearly after a warm-up, weight decay 1e-4; square crops of a third of the shorter
-side to all of it, no class on more than 75 % of a crop where that can be had, flips and photometric distortion. At
+side to all of it, no class on more than 75 % of a crop where possible, flips and photometric distortion. At
 test, windows of the encoder's input size slide over the image, whose shorter side has that size, by half their side.
 DINOv2's crops are of 640 pixels: `--size 640` has them too.
 

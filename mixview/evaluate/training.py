@@ -106,7 +106,7 @@ class TrainingConfig:
     max_time: str | None = None
     """Stop gracefully after this time, all trials together: 45m, 1h30m, 2d."""
     resume: bool = False
-    """Resume what was stopped or killed, bit-exact; what is finished stays as it is."""
+    """Resume a stopped or killed training, bit-exact; a finished one stays unchanged."""
 
     @property
     def trains_on_images(self) -> bool:

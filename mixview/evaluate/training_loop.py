@@ -160,7 +160,7 @@ def run_supervised(
     evaluate: Callable[[], dict[str, float]],
     evaluate_every: int = 0,
 ) -> dict[str, float] | None:
-    """Train; log, evaluate and save every now and then; stop when told to. Rank 0, which has the folder, writes.
+    """Train; log, evaluate and save at intervals; stop on request. Rank 0, which has the folder, writes.
 
     Args:
         engine: at step 0, or where a checkpoint left it.

@@ -31,7 +31,7 @@ class Renames:
     """Phrases in the descriptions of protocols."""
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The record under the new names. Whatever does not have the form of a record stays as it is."""
+        """The record under the new names. Anything without the form of a record stays unchanged."""
         new = {self.fields.get(name, name): value for name, value in record.items()}
         if isinstance(settings := new.get("settings"), dict):
             new["settings"] = dict(self.translate(settings))

@@ -145,7 +145,7 @@ def expand(name: str, definition: dict[str, Any], records: Records | None = None
 
 
 def encoder_settings(definition: dict[str, Any], content: dict[str, Any] | None) -> dict[str, Any]:
-    """The settings of an encoder that runs of the study begin with or learn from."""
+    """The settings of an encoder that runs of the study start from or learn from."""
     settings: dict[str, Any] = copy.deepcopy(definition.get("settings", {}))
     merge(settings, copy.deepcopy(content or {}))
     return settings

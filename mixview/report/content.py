@@ -74,7 +74,7 @@ class Gallery:
         self.count = showing.budget.images(showing.images, len(opened), len(sets))
         self.sets: dict[str, ImageSet] = {}
         self.models: dict[str, Embedding] = {}
-        """The first run's map of each set, which the others are turned like."""
+        """The first run's map of each set, to which the others are aligned."""
 
     def add(self, source: Source, description: str) -> str:
         """The key of the set of images from this source."""
@@ -157,7 +157,7 @@ def describe_cell(cell: Cell) -> dict[str, Any]:
 
 
 class Opened(NamedTuple):
-    """The data of a run, as far as it is still there."""
+    """The data of a run, as far as it still exists."""
 
     data: Data | None
     source: Source | None

@@ -1,5 +1,5 @@
-"""Sources that are made of another: mixtures of its images, and views of them. Features of these are then features
-like any others (`mixview.encoders.features`): made once, kept, by any number of processes.
+"""Sources derived from another: mixtures of its images, and views of them. Their features are extracted and cached
+like any others (`mixview.encoders.features`).
 """
 
 import hashlib
@@ -98,7 +98,7 @@ class Augmented(Source):
 
     Args:
         source: the images.
-        policy: as in training, without normalization; views are its first ones.
+        policy: an augmentation policy without normalization; of its views, the first is used.
         times: views per image.
         decoder: the decoder of the images.
         seed: random seed of the views.

@@ -175,7 +175,7 @@ def cluster(features: Tensor) -> npt.NDArray[np.int64]:
 
 
 def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) -> Array:
-    """[M, 2] where features that are not on the map would be: at the mean of the nearest on it, the nearer the more.
+    """[M, 2] places for features that are not on the map: the mean of the nearest places on it, weighted by closeness.
 
     t-SNE has no rule for new points, and to draw them from the start would move everything else.
     """
@@ -185,7 +185,7 @@ def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) ->
 
 
 def aligned(embedding: Embedding, model: Array) -> Embedding:
-    """The same, its map turned and mirrored like another's: t-SNE's directions mean nothing, and two maps compare."""
+    """The embedding with its map rotated and mirrored to match another: t-SNE's directions mean nothing."""
     center = embedding.places.mean(0)
     one, _, other = np.linalg.svd((embedding.places - center).T @ (model - model.mean(0)))
     places, mixed = ((each - center) @ (one @ other) for each in (embedding.places, embedding.mixed_places))

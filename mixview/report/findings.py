@@ -55,7 +55,7 @@ def find(features: Tensor, near: Neighbors, clusters: npt.NDArray[np.int64]) -> 
     """The findings in features [N, D].
 
     Args:
-        features: as `mixview neighbors` compares them, without their mean.
+        features: centered features, as `mixview neighbors` compares them.
         near: the nearest other images to each by these features, [N, k].
         clusters: [N] the cluster of each image.
     """

@@ -52,7 +52,7 @@ class ShortSide(GeneralizedRCNNTransform):
 
 
 class Anchors(AnchorGenerator):
-    """Anchors in float32, whatever the maps are in."""
+    """Anchors in float32, for maps of any precision."""
 
     def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
         super().set_cell_anchors(torch.float32, device)

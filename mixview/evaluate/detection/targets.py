@@ -33,10 +33,10 @@ class Sample(NamedTuple):
 
 
 def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str = "an image") -> Target:
-    """The objects of an image that can be learned from.
+    """The objects of an image that a detector can learn from.
 
     Args:
-        objects: as annotated.
+        objects: the annotated objects.
         height: height of the image in pixels.
         width: width of the image in pixels.
         masks: also learn masks.
