@@ -81,6 +81,7 @@ class Row(NamedTuple):
     """Over results (with n - 1); of a single result its own, or None."""
     runs: int
     result: Result
+    """The first of the results."""
 
 
 def save(result: Result, folder: Path) -> Path:
