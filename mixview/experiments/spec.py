@@ -246,7 +246,7 @@ def make_run(
         encoder = content.pop("encoder", encoder)
         merge(settings, content)
     settings["seed"] = seed
-    used = name_encoders(study, settings, encoders)
+    used = resolve_encoders(study, settings, encoders)
     eval_data = {"data": settings.get("data")} | eval_data
     if encoder == "pixels":  # there is no network that could be trained
         evaluate = {column: each for column, each in evaluate.items() if not trains_network(each["protocol"])}
@@ -268,14 +268,14 @@ def make_run(
     )
 
 
-def name_encoders(
+def resolve_encoders(
     study: str, settings: dict[str, Any], encoders: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Write @KEY, a hash of its settings, where settings have @NAME; returns the settings of each by key."""
     used: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            used |= name_encoders(study, value, encoders)
+            used |= resolve_encoders(study, value, encoders)
         elif isinstance(value, str) and value.startswith(ENCODER):
             label = value.removeprefix(ENCODER)
             if label not in encoders:
