@@ -70,7 +70,7 @@ def test_knn_of_pixels_is_a_brute_force_loop(folder: Path, capsys: pytest.Captur
     )
     text = capsys.readouterr().out
     assert "raw pixels" in text
-    assert "--out FOLDER keeps" in text
+    assert "results not saved: pass --out FOLDER" in text
 
 
 def test_results_are_kept_in_the_run_and_seeds_averaged(
