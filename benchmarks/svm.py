@@ -38,8 +38,8 @@ from mixview.data.sources.voc import Voc
 from mixview.encoders import backbones
 from mixview.encoders.encoder_file import load_encoder
 from mixview.evaluate.average_precision import mean_average_precision
-from mixview.evaluate.svm import FeaturesAndLabels
-from mixview.evaluate.svm_fitting import Counter, FitConfig, best_cost, make_solver
+from mixview.evaluate.svm import MultiLabelFeatures
+from mixview.evaluate.svm_fitting import FitConfig, ProgressCounter, best_cost, make_solver
 
 SIZE = 224
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     notes: list[str]
 
 
-def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[FeaturesAndLabels, FeaturesAndLabels]:
+def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[MultiLabelFeatures, MultiLabelFeatures]:
     """Features and labels of trainval and test, from the cache if they are there."""
     folder = os.environ.get("MIXVIEW_DATA")
     if folder is None:
@@ -80,7 +80,7 @@ def features_of_voc(encoder_name: str, cache: Path, threads: int) -> tuple[Featu
             begin = time.perf_counter()
             np.save(file, extract(encoder, source).numpy())
             print(f"features of {len(source)} images of {split}: {time.perf_counter() - begin:.0f} s", flush=True)
-        sets.append(FeaturesAndLabels(torch.from_numpy(np.load(file)), torch.from_numpy(source.label_sets())))
+        sets.append(MultiLabelFeatures(torch.from_numpy(np.load(file)), torch.from_numpy(source.label_sets())))
     return sets[0], sets[1]
 
 
@@ -103,7 +103,7 @@ def extract(encoder: torch.nn.Module, source: Voc, batch_size: int = 32) -> Tens
     return torch.cat(found)
 
 
-def synthetic(images: int, width: int, classes: int = 20) -> tuple[FeaturesAndLabels, FeaturesAndLabels]:
+def synthetic(images: int, width: int, classes: int = 20) -> tuple[MultiLabelFeatures, MultiLabelFeatures]:
     """Features whose variance falls like 1/rank, with a common part, as those of a trained network, and labels."""
     generator = torch.Generator().manual_seed(0)
     hidden = (
@@ -113,15 +113,16 @@ def synthetic(images: int, width: int, classes: int = 20) -> tuple[FeaturesAndLa
     noise = 0.7 * torch.randn(2 * images, classes, generator=generator)
     labels = torch.where(hidden[:, :classes] * torch.arange(1, classes + 1).sqrt() + noise > 1.6, 1, 0)
     features = hidden @ torch.randn(hidden.shape[1], width, generator=generator) / width**0.5 + 3 / width**0.5
-    return FeaturesAndLabels(features[:images], labels[:images]), FeaturesAndLabels(features[images:], labels[images:])
+    train, test = slice(images), slice(images, None)
+    return MultiLabelFeatures(features[train], labels[train]), MultiLabelFeatures(features[test], labels[test])
 
 
-def measure(train: FeaturesAndLabels, test: FeaturesAndLabels, fit: FitConfig, threads: int) -> Measured:
+def measure(train: MultiLabelFeatures, test: MultiLabelFeatures, fit: FitConfig, threads: int) -> Measured:
     """The protocol, timed, in a process that has done nothing else."""
     torch.set_num_threads(threads)
     before = resource.getrusage(resource.RUSAGE_SELF)
     begin = time.perf_counter()
-    solver = make_solver(train.features, test.features, fit, Counter(None, 0))
+    solver = make_solver(train.features, test.features, fit, ProgressCounter(None, 0))
     positive = train.labels == 1
     scored = solver.run(positive, torch.ones_like(positive))
     chosen = best_cost(scored.cross_validated, fit)
@@ -138,14 +139,14 @@ def measure(train: FeaturesAndLabels, test: FeaturesAndLabels, fit: FitConfig, t
     )
 
 
-def alone(train: FeaturesAndLabels, test: FeaturesAndLabels, fit: FitConfig, threads: int) -> Measured:
+def alone(train: MultiLabelFeatures, test: MultiLabelFeatures, fit: FitConfig, threads: int) -> Measured:
     """`measure` in a fresh process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, train, test, fit, threads).result()
 
 
-def some(labeled: FeaturesAndLabels, classes: int) -> FeaturesAndLabels:
-    return FeaturesAndLabels(labeled.features, labeled.labels[:, :classes])
+def some(labeled: MultiLabelFeatures, classes: int) -> MultiLabelFeatures:
+    return MultiLabelFeatures(labeled.features, labeled.labels[:, :classes])
 
 
 def compare(name: str, theirs: Measured, runs: list[Measured], classes: int) -> None:

@@ -648,7 +648,11 @@ MUTATIONS: list[Mutation] = [
     *of(
         "mixview/evaluate/svm_fitting.py",
         "tests/evaluate/test_svm.py",
-        ("positive_weight: float = 2.0", "positive_weight: float = 1.0", "::test_the_defaults_are_the_published_ones"),
+        (
+            "positive_weight: Positive = 2.0",
+            "positive_weight: Positive = 1.0",
+            "::test_the_defaults_are_the_published_ones",
+        ),
         ("range(4, 20)", "range(4, 19)", "::test_the_defaults_are_the_published_ones"),
         (
             'relevant, ignored, interpolation="plain"',
@@ -775,7 +779,7 @@ MUTATIONS: list[Mutation] = [
         "mixview/evaluate/linear.py",
         "tests/evaluate/test_linear.py",
         ('"moco": Schedule(epochs=100, lr=30.0', '"moco": Schedule(epochs=100, lr=3.0'),
-        ("strength / 2 * weight.square().sum()", "strength * weight.square().sum()"),
+        ("weight_decay / 2 * layer.weight.square()", "weight_decay * layer.weight.square()"),
     ),
     *of(
         "mixview/evaluate/probe.py",

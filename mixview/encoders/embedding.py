@@ -119,10 +119,10 @@ class Embed(Embedding):
         embedded = self.embed(patches=self.patches)
         if rank_and_world_size()[0] > 0:  # one process of many writes
             return out
-        about = describe(embedded, str(self.data))
+        metadata = describe(embedded, str(self.data))
         if out.suffix == ".parquet":
             with atomic_write(out) as file:
-                write_parquet(file, embedded, about)
+                write_parquet(file, embedded, metadata)
         else:
             with atomic_write(out.with_suffix(".csv")) as file:
                 write_names(file, embedded)
@@ -130,7 +130,7 @@ class Embed(Embedding):
                 write_npy(file, embedded)
         count, width = len(embedded.features.indices), embedded.shape[-1]
         patches = f"{'×'.join(map(str, embedded.grid))} patches of " if embedded.grid else ""
-        say(f"wrote {out}: {count} images of {about['encoder']}, {patches}{width} numbers each")
+        say(f"wrote {out}: {count} images of {metadata['encoder']}, {patches}{width} numbers each")
         return out
 
 
@@ -182,7 +182,7 @@ def labels_of(source: Source) -> tuple[str, list[Any]] | None:
     return None
 
 
-def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> None:
+def write_parquet(file: BinaryIO, embedded: Embedded, metadata: dict[str, str]) -> None:
     """A row per image; what made the features is in the file's metadata, under `mixview`."""
     pa, pq = import_optional("pyarrow", "embed"), import_optional("pyarrow.parquet", "embed")
     rows, labels = embedded.rows(), labels_of(embedded.source)
@@ -195,7 +195,7 @@ def write_parquet(file: BinaryIO, embedded: Embedded, about: dict[str, str]) -> 
         columns.append(("grid", pa.list_(pa.int32(), 2)))
         feature = pa.list_(feature, math.prod(embedded.grid))
     schema = pa.schema([*columns, ("feature", feature)])
-    schema = schema.with_metadata({"mixview": json.dumps(about, ensure_ascii=False)})
+    schema = schema.with_metadata({"mixview": json.dumps(metadata, ensure_ascii=False)})
     with pq.ParquetWriter(file, schema) as writer:
         for some in parts(embedded):
             values: list[Any] = [[as_unicode(embedded.source.name(index)) for index in some.tolist()]]

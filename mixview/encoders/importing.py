@@ -50,10 +50,10 @@ class Import:
         """Read, rebuild, write. Returns the file."""
         path = find_file(Path(self.file).expanduser())
         tensors, text, backbone = read_weights(path)
-        encoder, spec, about, note = self.build(path, tensors, text, self.backbone or backbone)
+        encoder, spec, metadata, note = self.build(path, tensors, text, self.backbone or backbone)
         out = Path(self.out)
         out.parent.mkdir(parents=True, exist_ok=True)
-        save_encoder(out, encoder, spec, about)
+        save_encoder(out, encoder, spec, metadata)
         say(note)
         say(f"wrote {out}: {spec['name']}, {spec['feature_dim']} features of {spec['size']} pixels")
         return out
@@ -69,8 +69,8 @@ class Import:
             load_all(encoder, tensors, path, str(spec["name"]))
             if self.size is not None:
                 spec = spec | {"size": self.size}
-            about = {str(key): str(value) for key, value in header["metadata"].items()}
-            return encoder, spec, about, f"{path.name} is {spec['name']}, as mixview exported it."
+            metadata = {str(key): str(value) for key, value in header["metadata"].items()}
+            return encoder, spec, metadata, f"{path.name} is {spec['name']}, as mixview exported it."
         stem: backbones.Stem = "standard"
         if backbone is None:
             backbone, stem = backbones.guess_backbone(tensors, str(path))

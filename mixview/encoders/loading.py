@@ -53,7 +53,7 @@ class LoadedEncoder:
     """Rebuilds the encoder without its weights; raw pixels have none."""
     run: Path | None = None
     """The folder of the run that trained it."""
-    about: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
     """The run's own record: method, objective, epoch, seed."""
     notes: tuple[str, ...] = ()
     """Decisions that the user should know about, one sentence each."""
@@ -222,30 +222,30 @@ def load_run(file: Path, size: int | None, trust_remote_code: bool) -> LoadedEnc
     spec = cast(Spec, header["spec"])
     side, channels = size or int(spec["size"]), int(spec["channels"])
     width = backbones.feature_width(encoder, str(spec["name"]), size=side, channels=channels)
-    about = {str(key): str(value) for key, value in header["metadata"].items()}
-    what = " ".join(about[key] for key in ("method", "objective") if key in about)
+    metadata = {str(key): str(value) for key, value in header["metadata"].items()}
+    what = " ".join(metadata[key] for key in ("method", "objective") if key in metadata)
     run = file.parent if (file.parent / "config.yaml").is_file() else None
-    about = with_settings(about, run) if run else about
+    metadata = with_settings(metadata, run) if run else metadata
     where = file.parent.name if run else file.name
     name = f"{where} ({what})" if what else where
     return LoadedEncoder(
-        encoder, name, side, channels, width, read_normalize(about), read_range(about), spec, run, about
+        encoder, name, side, channels, width, read_normalize(metadata), read_range(metadata), spec, run, metadata
     )
 
 
-def read_normalize(about: dict[str, str]) -> Normalize:
+def read_normalize(metadata: dict[str, str]) -> Normalize:
     """The normalization an encoder was trained with; ImageNet's where its file says nothing."""
     try:
-        mean, std = (tuple(float(part) for part in about[key].split()) for key in ("mean", "std"))
+        mean, std = (tuple(float(part) for part in metadata[key].split()) for key in ("mean", "std"))
     except (KeyError, ValueError):
         return IMAGENET
     return Normalize(mean, std)
 
 
-def read_range(about: dict[str, str]) -> ValueRange | None:
+def read_range(metadata: dict[str, str]) -> ValueRange | None:
     """The range of values an encoder was trained with; None of 8 bits, or where its file says nothing."""
     try:
-        value_range = parse_value_range(about.get("value_range", "auto"))
+        value_range = parse_value_range(metadata.get("value_range", "auto"))
     except ValueError:
         return None
     return value_range if isinstance(value_range, ValueRange) else None
@@ -272,7 +272,7 @@ def load_file(file: Path, backbone: str | None, size: int, channels: int) -> Loa
         notes=notes + built.notes,
     )  # fmt: skip
     # Files of the same name are not the same encoder: many checkpoints are called checkpoint_0199.pth.tar.
-    return replace(loaded, about={"weights": loaded.weights_key()[:12]})
+    return replace(loaded, metadata={"weights": loaded.weights_key()[:12]})
 
 
 def weights_normalize(full_name: str, weights: str | None) -> Normalize:

@@ -1,7 +1,7 @@
 """The settings that determine an encoder: every setting of its run that two runs of one experiment have in common.
 
-    about["settings"] = json.dumps(encoder_settings("runs/first"), sort_keys=True)  # written with the encoder
-    read_settings(about)["mixing.alpha"]
+    metadata["settings"] = json.dumps(encoder_settings("runs/first"), sort_keys=True)  # written with the encoder
+    read_settings(metadata)["mixing.alpha"]
 
 Encoders that agree in all of it differ in nothing but their seed.
 """
@@ -68,24 +68,24 @@ def image_count(path: Path) -> int | None:
         return None
 
 
-def with_settings(about: dict[str, str], path: Path) -> dict[str, str]:
+def with_settings(metadata: dict[str, str], path: Path) -> dict[str, str]:
     """The metadata of an encoder's file, with the settings that files of earlier versions lack.
 
     They come from the run's folder, provided that it says the same of the run as far as the file goes.
     """
-    if "settings" in about or "method" not in about or (settings := encoder_settings(path)) is None:
-        return about
+    if "settings" in metadata or "method" not in metadata or (settings := encoder_settings(path)) is None:
+        return metadata
     config = read_dict_or_none(path / "config.yaml", Config) or {}
     recorded = {"method": (config.get("method") or {}).get("name")}
     recorded |= {name: config.get(name) for name in ("objective", "data", "seed")}
-    same = all(str(value) == about[name] for name, value in recorded.items() if name in about)
-    return about | {"settings": json.dumps(settings, sort_keys=True)} if same else about
+    same = all(str(value) == metadata[name] for name, value in recorded.items() if name in metadata)
+    return metadata | {"settings": json.dumps(settings, sort_keys=True)} if same else metadata
 
 
-def read_settings(about: Mapping[str, str]) -> dict[str, Any] | None:
+def read_settings(metadata: Mapping[str, str]) -> dict[str, Any] | None:
     """The settings in what an encoder's file says of its run; None if it does not say them."""
     try:
-        settings = json.loads(about["settings"])
+        settings = json.loads(metadata["settings"])
     except (KeyError, ValueError, RecursionError):
         return None
     return settings if isinstance(settings, dict) and fault_of(settings) is None else None

@@ -19,14 +19,14 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
     epochs: Epochs | None = None
     """Passes over the images, for all protocols that train on them; by default as published."""
     logging: Logging = field(default_factory=Logging)
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
     fast: bool = False
     """Fit linear on features, and leave out the protocols that train on images."""
     skip: list[str] = field(default_factory=list)
     """Protocols to leave out, such as supervised."""
 
     def run(self) -> list[Result]:
-        """Evaluate by every protocol, and write each result as soon as it is there."""
+        """Evaluate by every protocol, and write each result immediately."""
         for name in self.skip:
             if name not in PROTOCOLS.builtins:
                 hint = did_you_mean(name, PROTOCOLS.names())
@@ -37,7 +37,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
         if not candidates:
             raise ValueError("--skip leaves no protocol to evaluate by")
         context = candidates[0].open()
-        reasons |= {each.name: self.obstacle(each, context) for each in candidates}
+        reasons |= {each.name: self.unsupported_reason(each, context) for each in candidates}
         chosen = [each for each in candidates if not reasons[each.name]]
         if launcher() is None and process_rank() > 0:
             # This process was started by the first one to train with it; that one has all other results.
@@ -58,8 +58,8 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
             built = replace(built, **{name: getattr(self, name) for name in names & training})
         return built
 
-    def obstacle(self, protocol: Protocol, context: EvalContext) -> str:
-        """Why a protocol cannot be run; empty if it can."""
+    def unsupported_reason(self, protocol: Protocol, context: EvalContext) -> str:
+        """The reason why a protocol cannot be run; empty if it can."""
         if self.fast and protocol.trains_on_images:
             return "--fast trains nothing on images"
-        return protocol.obstacle(context) or ""
+        return protocol.unsupported_reason(context) or ""

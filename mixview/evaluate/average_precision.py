@@ -61,8 +61,8 @@ def average_precision(
     Args:
         scores: [N, ...], finite, higher is better.
         relevant: booleans that broadcast to `scores`: [N, classes] or, for scores [N, costs, classes], [N, 1, classes].
-        ignored: which images do not count, in the same way; none by default.
-        missed: [...] how many relevant ones have no score at all, as objects have that a detector did not find.
+        ignored: images that do not count, as booleans of the same form; none by default.
+        missed: [...] the number of relevant ones without any score, such as objects that a detector did not find.
         interpolation: the definition, see above.
     """
     if interpolation not in get_args(Interpolation):

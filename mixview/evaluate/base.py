@@ -60,7 +60,7 @@ class LabeledFeatures(NamedTuple):
 
 @dataclass(kw_only=True)
 class EvalContext:
-    """What a protocol evaluates, and what it records besides its metrics.
+    """The encoder and the images that a protocol evaluates, and what it records besides its metrics.
 
     Example:
         >>> from mixview.evaluate.knn import KNN
@@ -74,11 +74,11 @@ class EvalContext:
     encoder: LoadedEncoder
     splits: LabeledSplits
     started: float = field(default_factory=time.monotonic)
-    """When the evaluation began, by the monotonic clock; time limits count from here."""
+    """The start of the evaluation by the monotonic clock; time limits count from here."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The options that the metrics depend on, as they are stored."""
     description: str = ""
-    """How the metrics are computed, in one sentence; by default the protocol's docstring."""
+    """The computation of the metrics in one sentence; by default the protocol's docstring."""
     std: dict[str, float] = field(default_factory=dict)
     """Standard deviations of metrics that are means over samples."""
     details: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class EvalContext:
 
     def labeled_features(self) -> LabeledFeatures:
         """Features of center crops, and labels, of all images that can be read."""
-        train_labels, test_labels = self.splits.single(self.protocol.name)
+        train_labels, test_labels = self.splits.single_labels(self.protocol.name)
         train, test = self.features(CenterCrop(self.encoder.size, self.encoder.normalize))
         device = pick_device(self.protocol.device)
         return LabeledFeatures(
@@ -124,7 +124,7 @@ class EvalContext:
             seed=self.protocol.seed,
             std=self.std,
             settings=self.settings,
-            about=self.encoder.about,
+            about=self.encoder.metadata,
             details={"data": fingerprints, **self.details},
             notes=tuple(self.notes),
             warnings=self.warnings,
@@ -182,18 +182,18 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     """Arguments of `mixview evaluate NAME`, which its help ends with; a test runs them."""
     first_options: ClassVar[str] = "data test_data size device seed out"
     """The options that stand first in its help."""
-    cost: ClassVar[float] = math.inf
-    """Its place in `mixview evaluate all`, which starts with the cheapest."""
+    run_order: ClassVar[float] = math.inf
+    """Its place in `mixview evaluate all`, which starts with the lowest: the cheapest."""
     excluded_from_all: ClassVar[str] = ""
-    """Why `mixview evaluate all` leaves it out, if it does."""
+    """The reason why `mixview evaluate all` leaves it out, if it does."""
     multi_label: ClassVar[bool] = False
-    """Whether an image may have several classes."""
+    """True if an image may have several classes."""
     needs_network: ClassVar[bool] = False
-    """Whether it trains the encoder itself."""
+    """True if it trains the encoder itself."""
     needs_folder: ClassVar[bool] = False
-    """Whether it works only where results are kept."""
-    not_in_results: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
-    """Options of its own that do not change the metrics: they say where, how long and how closely logged it is."""
+    """True if it works only with a folder for its results."""
+    runtime_options: ClassVar[frozenset[str]] = frozenset({"nodes", "logging", "max_time", "resume"})
+    """Its options that do not change the metrics: place, duration and logging."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
@@ -203,7 +203,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     @abstractmethod
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
-        """Yield the name and the value, in percent, of every metric; put what else there is to say into the context."""
+        """Yield the name and the value, in percent, of every metric; put everything else into the context."""
 
     def resolve(self, device: str) -> Self:
         """The protocol with a value for every "auto" that its metrics depend on, on this device."""
@@ -211,7 +211,7 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
 
     @property
     def trains_on_images(self) -> bool:
-        """Whether it trains on images, in a run of its own."""
+        """True if it trains on images, in a run of its own."""
         return False
 
     def run(self) -> Result:
@@ -224,11 +224,11 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
     def open(self) -> EvalContext:
         """Open the encoder and the images, which any number of protocols can evaluate."""
         if self.needs_folder and self.folder() is None:
-            raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: give --out FOLDER")
+            raise ValueError(f"{self.name} trains in a folder, and {self.encoder} has none: pass --out FOLDER")
         if self.data is None:
-            raise ValueError("there are no images to evaluate on: give --data labeled images (scenes, to try it out)")
+            raise ValueError("no evaluation data: pass labeled images as --data (scenes, to try it out)")
         options = dict(self.data_options or {}) | ({"labels": self.labels} if self.labels else {})
-        splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_of(self.encoder))
+        splits = open_splits(self.data, self.train, self.test, self.test_data, options, run_dir_of(self.encoder))
         encoder = self.load_for(splits.train, self.seed)
         notes, warnings = overlap.check(encoder.run, splits.train, splits.test)
         return EvalContext(
@@ -239,8 +239,8 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
             warnings=tuple(warnings),
         )
 
-    def obstacle(self, context: EvalContext) -> str | None:
-        """Why this protocol cannot evaluate this encoder on these images; None if it can."""
+    def unsupported_reason(self, context: EvalContext) -> str | None:
+        """The reason why this protocol cannot evaluate this encoder on these images; None if it can."""
         if not self.multi_label and context.splits.train_labels is None:
             return f"it needs one class per image, and the images of {self.data} have several"
         if self.needs_network and context.encoder.spec is None:
@@ -248,13 +248,13 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         return None
 
     def result(self, context: EvalContext) -> Result:
-        """Evaluate what is open already, without writing the result."""
-        obstacle = self.obstacle(context)
-        if obstacle is not None:
-            raise ValueError(f"{self.name} cannot be used: {obstacle}; mixview evaluate all runs what can be run")
+        """Evaluate on an open context, without writing the result."""
+        reason = self.unsupported_reason(context)
+        if reason is not None:
+            raise ValueError(f"{self.name} cannot be used: {reason}; mixview evaluate all runs what can be run")
         shared = {each.name for each in fields(Protocol)}
         protocol = self.resolve(self.device)
-        omitted = self.not_in_results | shared
+        omitted = self.runtime_options | shared
         own = {name: value for name, value in sorted(asdict(protocol).items()) if name not in omitted}
         record = replace(
             context,
@@ -272,18 +272,18 @@ class Protocol(DataConfig, ComputeConfig, EncoderConfig, ABC):
         """The folder that keeps the results: `out`, or that of the encoder's run."""
         if self.out is not None:
             return Path(self.out)
-        return run_of(self.encoder)
+        return run_dir_of(self.encoder)
 
 
-def run_of(encoder: str) -> Path | None:
-    """The folder of the run that an encoder is of; None if it is of none."""
+def run_dir_of(encoder: str) -> Path | None:
+    """The folder of an encoder's run; None if it has none."""
     path = Path(encoder).expanduser()
     run = path if path.is_dir() else path.parent
     return run if path.exists() and (run / "config.yaml").is_file() else None
 
 
 def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result]:
-    """Evaluate by each protocol, write each result as soon as it is there, and show them all at the end."""
+    """Evaluate by each protocol, write each result immediately, and show them all at the end."""
     new_results: list[Result] = []
     stopped: TrainingStopped | None = None
     folder = protocols[0].folder() if protocols else None
@@ -304,23 +304,23 @@ def run_each(protocols: Sequence[Protocol], context: EvalContext) -> list[Result
 
 
 def report(new_results: list[Result], folder: Path | None, paths: list[Path]) -> None:
-    """Show results, where they were written, and their mean over seeds that are there already."""
+    """Show results, the files they were written to, and their mean over earlier seeds."""
     results.show(new_results)
     if folder is None:
-        say("not written anywhere: --out FOLDER keeps the results of an encoder without a run")
+        say("results not saved: pass --out FOLDER to keep the results of an encoder without a run")
         return
     say(f"wrote {paths[0] if len(paths) == 1 else f'{len(paths)} results to {paths[0].parent}'}")
     names = {result.protocol for result in new_results}
     stored_results = [result for result in results.read(folder) if result.protocol in names]
     if len(stored_results) > len(new_results) and any(row.runs > 1 for row in results.summarize(stored_results)):
-        say("\nWith the results that are there already:")
+        say("\nTogether with earlier results:")
         results.show(stored_results)
 
 
 def build(name: str, options: dict[str, Any]) -> Protocol:
     """The protocol of a name or import path, its options as plain values: groups of options may be dictionaries.
 
-    A `recipe` is where a protocol that has recipes starts from, as on the command line.
+    Where a protocol has recipes, `recipe` names the one to start from, as on the command line.
     """
     protocol: type[Protocol] = PROTOCOLS.load(name)
     read_recipe = getattr(protocol, "read_recipe", None)
@@ -347,4 +347,4 @@ def merged(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def protocols() -> list[type[Protocol]]:
     """All built-in protocols, the cheapest first."""
-    return sorted((PROTOCOLS.load(name) for name in PROTOCOLS.names()), key=lambda each: each.cost)
+    return sorted((PROTOCOLS.load(name) for name in PROTOCOLS.names()), key=lambda each: each.run_order)

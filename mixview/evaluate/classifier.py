@@ -45,7 +45,7 @@ class LabeledImages(NamedTuple):
 def labeled_images(context: EvalContext) -> LabeledImages:
     """The images and labels of both splits."""
     splits = context.splits
-    train_labels, test_labels = (as_tensor(labels) for labels in splits.single(context.protocol.name))
+    train_labels, test_labels = (as_tensor(labels) for labels in splits.single_labels(context.protocol.name))
     return LabeledImages(splits.train, train_labels, splits.test, test_labels, len(splits.classes))
 
 
@@ -57,7 +57,7 @@ class Lighting:
     """Standard deviation of the noise along each component, in units of its eigenvalue."""
 
     def shift(self, generator: torch.Generator) -> Tensor:
-        """[3] what is added to red, green and blue in [0, 1]; three numbers of the generator."""
+        """[3] the shift of red, green and blue in [0, 1]; draws three numbers from the generator."""
         alpha = self.std * torch.randn(3, generator=generator)
         return torch.tensor(EIGENVECTORS) @ (alpha * torch.tensor(EIGENVALUES))
 
@@ -100,7 +100,7 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
         return len(self.images)
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor]:
-        """[B, C, S, S], and which images they are [B]."""
+        """Views [B, C, S, S] and the indices [B] of their images."""
         views, which = [], []
         for epoch, index in keys:
             sample = self.images[index]
@@ -155,7 +155,7 @@ class ClassifierEngine(SupervisedEngine):
 
     schedule: Schedule = field(kw_only=True)
     labels: Tensor = field(kw_only=True)
-    """[N] of all training images, on the device."""
+    """[N] the labels of all training images, on the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +200,7 @@ def train_classifier(
         loaded: the encoder it is built on, with its input size and normalization.
         labeled: images and labels.
         schedule: fitted to the number of images.
-        run: where.
+        run: devices, folder, seed and time limit.
         head_rate: learning rate of the heads, as a multiple of the encoder's.
         jitter: color jitter, besides random crops and flips.
         lighting: PCA noise in the colors.

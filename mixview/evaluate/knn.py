@@ -31,7 +31,7 @@ class KNN(Protocol):
     name: ClassVar[str] = "knn"
     examples: ClassVar[tuple[str, ...]] = ("runs/first --data imagenette/", "pixels --data imagenette/ --k 200")
     first_options: ClassVar[str] = "data test_data k size device out"
-    cost: ClassVar[float] = 1
+    run_order: ClassVar[float] = 1
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
         bank, bank_labels, queries, labels = context.labeled_features()

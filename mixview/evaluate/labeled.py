@@ -39,7 +39,7 @@ class LabeledSplits:
     test_sets: LabelSets | None = None
     notes: tuple[str, ...] = ()
 
-    def single(self, protocol: str) -> tuple[Labels, Labels]:
+    def single_labels(self, protocol: str) -> tuple[Labels, Labels]:
         """The labels of both splits, for a protocol that needs one class per image."""
         if self.train_labels is None or self.test_labels is None:
             raise SourceError(
@@ -47,7 +47,7 @@ class LabeledSplits:
             )
         return self.train_labels, self.test_labels
 
-    def sets(self) -> tuple[LabelSets, LabelSets]:
+    def label_sets(self) -> tuple[LabelSets, LabelSets]:
         """The label sets of both splits."""
         assert self.train_sets is not None
         assert self.test_sets is not None
@@ -111,14 +111,14 @@ def hold_out(source: Source, data: str, run: Path | None) -> tuple[Source, Sourc
     the same for every encoder and seed, so that results compare.
     """
     if not has_labels(source):
-        raise SourceError(f"{data} has no labels: give labeled images, such as one folder per class, or --labels")
+        raise SourceError(f"{data} has no labels: pass labeled images, such as one folder per class, or --labels")
     part = held_out_by(run, source) if run is not None else None
     if part is not None:
         what = f"the {len(part)} images that the run held out"
     else:
         part = hold_out_fifth(source, data)
-        what = f"one fifth of its labeled images, {len(part)}, every class with its share,"
-    return without(source, part), part, f"{data} has no test split: {what} are tested on, and the others trained on."
+        what = f"one fifth of its labeled images ({len(part)}, stratified by class)"
+    return without(source, part), part, f"{data} has no test split: testing on {what}, training on the rest."
 
 
 def hold_out_fifth(source: Source, data: str) -> Subset:
@@ -130,17 +130,17 @@ def hold_out_fifth(source: Source, data: str) -> Subset:
     common = np.flatnonzero((labels >= 0) & (counts[labels] > 1))
     if not common.size:
         raise SourceError(
-            f"no class of {data} has two images, so that none can be held out to test on: give more images of each "
-            "class, or test images with --test_data"
+            f"no class of {data} has two images, so that none can be held out to test on: add more images of each "
+            "class, or pass test images as --test_data"
         )
     candidates = Subset(source, common)
     return Subset(source, candidates.indices[hold_out_labeled(candidates, TEST_SHARE).indices])
 
 
 def held_out_by(run: Path, source: Source) -> Subset | None:
-    """The images of a source that a run held out of its training for its k-NN accuracy; None if it learned from others.
+    """The images of a source that a run held out of its training for its k-NN accuracy; None if it used other data.
 
-    Its settings say which: the choice depends on the share, the seed and the names of the images alone.
+    Its settings determine them: the choice depends only on the share, the seed and the names of the images.
     """
     recorded = (read_dict_or_none(run / "data.json", DataRecord) or {}).get("fingerprint")
     config = read_dict_or_none(run / "config.yaml", Config) or {}
@@ -167,11 +167,11 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
     for source, name in ((train, "training"), (test, "test")):
         if not has_labels(source):
             raise SourceError(
-                f"the {name} split of {description} has no labels: give labeled images, such as one folder per class"
+                f"the {name} split of {description} has no labels: pass labeled images, such as one folder per class"
             )
     if (train.labels() is None) != (test.labels() is None):
         raise SourceError(
-            f"one split of {description} has one class per image, the other sets of them: give two of a kind"
+            f"one split of {description} has one class per image, the other sets of them: pass two of a kind"
         )
     train, dropped = drop_unlabeled(train)
     test, dropped_too = drop_unlabeled(test)
@@ -180,7 +180,7 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
         for count, name in ((dropped, "training"), (dropped_too, "test"))
         if count
     ]
-    align = single_labels if train.labels() is not None else sets_of_labels
+    align = single_label_splits if train.labels() is not None else multi_label_splits
     splits = align(train, test, description)
     assert splits.test_sets is not None
     absent = [
@@ -192,7 +192,7 @@ def align_splits(train: Source, test: Source, description: str) -> LabeledSplits
     return replace(splits, notes=tuple(notes))
 
 
-def single_labels(train: Source, test: Source, description: str) -> LabeledSplits:
+def single_label_splits(train: Source, test: Source, description: str) -> LabeledSplits:
     """Splits with one class per image, numbered as in the training split."""
     train_labels, test_labels = train.labels(), test.labels()
     assert train_labels is not None
@@ -200,12 +200,12 @@ def single_labels(train: Source, test: Source, description: str) -> LabeledSplit
     classes = class_names(train, int(train_labels.max()) + 1)
     names = class_names(test, int(test_labels.max()) + 1)
     if names != classes:
-        test_labels = positions(names, classes, np.unique(test_labels).tolist(), description)[test_labels]
+        test_labels = class_index(names, classes, np.unique(test_labels).tolist(), description)[test_labels]
     unseen = sorted(set(test_labels.tolist()) - set(train_labels.tolist()))
     if unseen:
         raise SourceError(
             f"the test split of {description} has images of class {classes[unseen[0]]} and the training split none: "
-            "give splits of one dataset"
+            "pass splits of one dataset"
         )
     sets = one_hot(train_labels, classes), one_hot(test_labels, classes)
     return LabeledSplits(train, test, classes, description, train_labels, test_labels, *sets)
@@ -220,7 +220,7 @@ def class_names(source: Source, count: int) -> tuple[str, ...]:
     return source.classes or tuple(str(number) for number in range(count))
 
 
-def positions(
+def class_index(
     names: tuple[str, ...], classes: tuple[str, ...], used: Sequence[int], description: str
 ) -> npt.NDArray[np.int64]:
     """[names] the index of each class of the test split among those of the training split, -1 for none.
@@ -229,7 +229,7 @@ def positions(
         names: the classes of the test split.
         classes: the classes of the training split.
         used: the classes of the test split that the training split must have.
-        description: what the splits are, for errors.
+        description: description of the splits, for errors.
     """
     position = {name: number for number, name in enumerate(classes)}
     unknown = [names[number] for number in used if names[number] not in position]
@@ -237,7 +237,7 @@ def positions(
         some = ", ".join(classes[:5]) + (" …" if len(classes) > 5 else "")
         raise SourceError(
             f"the test split of {description} has the class {unknown[0]!r}, which the training split lacks (it has "
-            f"{some}): give two splits of one dataset, both with class names or both with numbers"
+            f"{some}): pass two splits of one dataset, both with class names or both with numbers"
         )
     return np.array([position.get(name, -1) for name in names], dtype=np.int64)
 
@@ -249,7 +249,7 @@ def one_hot(labels: Labels, classes: tuple[str, ...]) -> LabelSets:
     return table
 
 
-def sets_of_labels(train: Source, test: Source, description: str) -> LabeledSplits:
+def multi_label_splits(train: Source, test: Source, description: str) -> LabeledSplits:
     """Splits with label sets, in the columns of the training split. A class that test does not name is in no image."""
     train_sets, test_sets = train.label_sets(), test.label_sets()
     assert train_sets is not None
@@ -257,7 +257,7 @@ def sets_of_labels(train: Source, test: Source, description: str) -> LabeledSpli
     classes, names = class_names(train, train_sets.shape[1]), class_names(test, test_sets.shape[1])
     if names != classes:
         table = np.zeros((len(test_sets), len(classes)), dtype=np.int8)
-        table[:, positions(names, classes, range(len(names)), description)] = test_sets
+        table[:, class_index(names, classes, range(len(names)), description)] = test_sets
         test_sets = table
     return LabeledSplits(train, test, classes, description, train_sets=train_sets, test_sets=test_sets)
 

@@ -43,8 +43,8 @@ SCHEDULES: dict[ScheduleName, Schedule] = {
     ),
 }
 
-STRENGTHS = tuple(10.0**power for power in range(-6, 1))
-"""Weight decays that `choose_strength` chooses from."""
+WEIGHT_DECAYS = tuple(10.0**power for power in range(-6, 1))
+"""Weight decays that `choose_weight_decay` chooses from."""
 
 MAX_DOUBLE = 2**27
 """The largest number of feature values that are fitted in double precision."""
@@ -68,7 +68,7 @@ class Linear(ClassifierConfig, Protocol):
         "moco_v2_200ep_pretrain.pth.tar --data imagenette/",
     )
     first_options: ClassVar[str] = "data schedule fast epochs devices out"
-    cost: ClassVar[float] = 4
+    run_order: ClassVar[float] = 4
 
     @property
     def trains_on_images(self) -> bool:
@@ -90,11 +90,11 @@ class Linear(ClassifierConfig, Protocol):
         fast = "fast mode, on features of center crops without augmentation"
         features, classes = context.labeled_features(), len(context.splits.classes)
         if self.solver == "optimum":
-            accuracies, strength = fit_optimum(features, classes, self.seed)
-            context.details["strength"] = strength
+            accuracies, weight_decay = fit_optimum(features, classes, self.seed)
+            context.details["strength"] = weight_decay
             context.description = (
                 f"{fast}: the optimum of multinomial logistic regression on standardized features, weight decay "
-                f"{strength:g} chosen on a held-out fifth of the training images."
+                f"{weight_decay:g} chosen on a held-out fifth of the training images."
             )
             return percentages(accuracies).items()
         layer = linear_on_features(
@@ -113,9 +113,9 @@ def fit_optimum(features: LabeledFeatures, classes: int, seed: int) -> tuple[dic
         train, test = train.double(), test.double()
     standardize = Standardization.fit(train)
     train, test = standardize(train), standardize(test)
-    strength = choose_strength(train, labels, classes=classes, seed=seed)
-    classifier = logistic_regression(train, labels, classes=classes, strength=strength, tolerance=1e-5)
-    return accuracy(classifier(test), test_labels), strength
+    weight_decay = choose_weight_decay(train, labels, classes=classes, seed=seed)
+    classifier = logistic_regression(train, labels, classes=classes, weight_decay=weight_decay, tolerance=1e-5)
+    return accuracy(classifier(test), test_labels), weight_decay
 
 
 def linear_on_images(
@@ -141,19 +141,6 @@ def linear_on_features(
     return layer
 
 
-class Logistic(NamedTuple):
-    """A linear classifier of features."""
-
-    weight: Tensor
-    """[classes, D]"""
-    bias: Tensor
-    """[classes]"""
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """[N, D] -> scores [N, classes]"""
-        return F.linear(features.to(self.weight), self.weight, self.bias)
-
-
 class Standardization(NamedTuple):
     """Shift and scale of features, so that those of the training split have mean 0 and standard deviation 1."""
 
@@ -169,23 +156,32 @@ class Standardization(NamedTuple):
 
 
 def logistic_regression(
-    features: Tensor, labels: Tensor, *, classes: int, strength: float, tolerance: float = 1e-7, max_iter: int = 2000
-) -> Logistic:
-    """The minimum of mean cross-entropy + strength/2 · ‖weight‖², by L-BFGS: the optimum, not a schedule's last step.
+    features: Tensor,
+    labels: Tensor,
+    *,
+    classes: int,
+    weight_decay: float,
+    tolerance: float = 1e-7,
+    max_iter: int = 2000,
+) -> nn.Linear:
+    """The minimum of mean cross-entropy + weight_decay/2 · ‖weight‖², by L-BFGS: not a schedule's last step.
 
-    The bias is free. scikit-learn's `LogisticRegression(C=1 / (strength · N))` has the same.
+    The bias is free. scikit-learn's `LogisticRegression(C=1 / (weight_decay · N))` has the same minimum.
 
     Args:
         features: [N, D], in the precision of the fit.
         labels: [N] 0 to `classes - 1`.
-        strength: weight decay.
+        weight_decay: weight decay.
         tolerance: the largest component of the gradient at which it stops.
         max_iter: maximum number of iterations.
     """
-    weight = features.new_zeros(classes, features.shape[1], requires_grad=True)
-    bias = features.new_zeros(classes, requires_grad=True)
+    layer: nn.Linear = nn.utils.skip_init(
+        nn.Linear, features.shape[1], classes, device=features.device, dtype=features.dtype
+    )
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
     optimizer = torch.optim.LBFGS(
-        [weight, bias],
+        layer.parameters(),
         max_iter=max_iter,
         max_eval=2 * max_iter,
         tolerance_grad=tolerance,
@@ -196,16 +192,16 @@ def logistic_regression(
 
     def objective() -> Tensor:
         optimizer.zero_grad()
-        value = F.cross_entropy(F.linear(features, weight, bias), labels) + strength / 2 * weight.square().sum()
+        value: Tensor = F.cross_entropy(layer(features), labels) + weight_decay / 2 * layer.weight.square().sum()
         value.backward()
         return value
 
     optimizer.step(objective)
-    return Logistic(weight.detach(), bias.detach())
+    return layer.requires_grad_(False)
 
 
-def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int = 0) -> float:
-    """The weight decay of `STRENGTHS` with the best accuracy on a fifth of each class that is kept from the fit.
+def choose_weight_decay(features: Tensor, labels: Tensor, *, classes: int, seed: int = 0) -> float:
+    """The weight decay of `WEIGHT_DECAYS` with the best accuracy on a fifth of each class that is kept from the fit.
 
     Of equally good ones the strongest. A class of fewer than two images is all in the fit.
     """
@@ -219,7 +215,9 @@ def choose_strength(features: Tensor, labels: Tensor, *, classes: int, seed: int
         return 1e-2
     held = held.to(features.device)
     scores = {}
-    for strength in STRENGTHS:
-        fit = logistic_regression(features[~held], labels[~held], classes=classes, strength=strength, tolerance=1e-4)
-        scores[strength] = float((fit(features[held]).argmax(1) == labels[held]).cpu().double().mean())
-    return max(STRENGTHS, key=lambda strength: (scores[strength], strength))
+    for weight_decay in WEIGHT_DECAYS:
+        fit = logistic_regression(
+            features[~held], labels[~held], classes=classes, weight_decay=weight_decay, tolerance=1e-4
+        )
+        scores[weight_decay] = float((fit(features[held]).argmax(1) == labels[held]).cpu().double().mean())
+    return max(WEIGHT_DECAYS, key=lambda weight_decay: (scores[weight_decay], weight_decay))

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
 from mixview.evaluate.base import EvalContext, Protocol
-from mixview.evaluate.svm import FeaturesAndLabels, SVMConfig, check_sets, progress, single_label, usable_classes
-from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, make_solver
+from mixview.evaluate.svm import MultiLabelFeatures, SVMConfig, check_sets, progress, single_label, usable_classes
+from mixview.evaluate.svm_fitting import FitConfig, ProgressCallback, ProgressCounter, best_cost, make_solver
 from mixview.options import Count
 
 SHOTS = (1, 2, 4, 8, 16, 32, 64, 96)
@@ -48,7 +48,7 @@ class LowShot(SVMConfig, Protocol):
         'runs/first --data imagenette/ --shots "[1, 8]"',
     )
     first_options: ClassVar[str] = "data shots samples size device out"
-    cost: ClassVar[float] = 3
+    run_order: ClassVar[float] = 3
     multi_label: ClassVar[bool] = True
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
@@ -75,7 +75,7 @@ class LowShot(SVMConfig, Protocol):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which images are drawn."""
+    """The random draws of training images."""
 
     shots: tuple[int, ...] = SHOTS
     """Values of k, the number of positives per class."""
@@ -137,13 +137,13 @@ class LowShotResult:
 
 
 def evaluate_low_shot(
-    train: FeaturesAndLabels,
-    test: FeaturesAndLabels,
+    train: MultiLabelFeatures,
+    test: MultiLabelFeatures,
     *,
     classes: Sequence[str] | None = None,
     fit: FitConfig | None = None,
     sampling: Sampling | None = None,
-    report: Report | None = None,
+    report: ProgressCallback | None = None,
 ) -> LowShotResult:
     """Train on k positives per class, several times for every k, and evaluate on all of `test`: see `evaluate_svm`."""
     fit, sampling = fit or FitConfig(), sampling or Sampling()
@@ -153,7 +153,7 @@ def evaluate_low_shot(
     columns, notes = usable_classes(positive, labels != -1, test.labels.cpu() == 1, names)
     count = sampling.samples * len(columns) * (1 + fit.folds)
     solver = make_solver(
-        train.features, test.features, fit, Counter(report, len(sampling.shots) * len(fit.costs) * count)
+        train.features, test.features, fit, ProgressCounter(report, len(sampling.shots) * len(fit.costs) * count)
     )
     truth = test.labels.to(train.features.device)[:, columns].unsqueeze(1)
     rows = []
@@ -207,7 +207,7 @@ def ratio(sampling: Sampling, labels: Tensor) -> int:
 
 
 def draw(labels: Tensor, k: int, sampling: Sampling, sample: int) -> Tensor:
-    """Which images are drawn for which class, [N, classes] bool, from (seed, sample, k) alone."""
+    """The images that are drawn for each class, [N, classes] bool, a function of (seed, sample, k) alone."""
     generator = np.random.default_rng([sampling.seed, sample, k])
 
     def some(among: Tensor, count: int) -> Tensor:

@@ -31,7 +31,7 @@ class TrainingImages(NamedTuple):
         if not shared:
             return None
         some = "" if len(self.hashes) >= self.total else f" ({len(self.hashes)} of its {self.total} images are known)"
-        return f"{shared} of the {len(images)} {what} were in the set that the encoder was pretrained on{some}"
+        return f"The encoder was pretrained on {shared} of the {len(images)} {what}{some}"
 
 
 def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], list[str]]:
@@ -45,7 +45,7 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
     twice = int(np.isin(test_images, train_images).sum())
     if twice:
         warnings.append(
-            f"{twice} of the {len(test_images)} test images are training images, too: the metrics are too high."
+            f"{twice} of the {len(test_images)} test images are also in the training split: the metrics are inflated."
         )
     if run is None:
         return notes, warnings
@@ -54,7 +54,7 @@ def check(run: Path | None, train: Source, test: Source) -> tuple[list[str], lis
         warnings.append("The run did not record its images: it is unknown whether the test images are among them.")
         return notes, warnings
     if text := learned.shared(test_images, "test images"):
-        warnings.append(f"{text}: the metrics are of images that it has seen, and too high.")
+        warnings.append(f"{text}: the metrics are inflated.")
     if text := learned.shared(train_images, "labeled training images"):
         notes.append(f"{text}, without their labels, as is usual.")
     return notes, warnings

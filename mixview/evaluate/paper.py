@@ -38,13 +38,13 @@ class PaperTable(NamedTuple):
     notes: tuple[str, ...]
 
     def cell(self, row: str, column: str) -> str:
-        """The cell of the first row that begins so."""
+        """The cell in the first row with this label."""
         place = self.columns.index(column)
         return next(cells[place] for cells in self.rows if cells[0] == row)
 
 
 class PaperKey(NamedTuple):
-    """What a number of the paper was measured of, and how."""
+    """The run, the protocol and the metric of a number of the paper."""
 
     method: str
     """A method of `mixview pretrain`, or what it has none for: supervised, infomin, simsiam-optimal; moco where the
@@ -63,25 +63,25 @@ class PaperKey(NamedTuple):
 
 
 class PaperNumber(NamedTuple):
-    """A number of the paper, and where it stands."""
+    """A number of the paper, and its place."""
 
     printed: str
     where: str
-    mark: str
+    label: str
     """Short, for a table: T4."""
     reprints: tuple[str, ...] = ()
-    """How the same number is printed elsewhere: `84.55% in Table 2`."""
+    """The same number as it is printed elsewhere: `84.55% in Table 2`."""
 
 
 class TableCell(NamedTuple):
-    """One cell of one table, and the key of what it is."""
+    """One cell of one table, and its key."""
 
     table: PaperTable
     row: int
     column: int
     key: PaperKey
     reprint: bool
-    """Whether another table has it first."""
+    """True if another table has it first."""
 
     @property
     def printed(self) -> str:
@@ -112,7 +112,7 @@ def tables() -> dict[str, tuple[PaperTable, ...]]:
 
 
 def number(printed: str) -> float | None:
-    """What a cell says: its first number; None for "-"."""
+    """The first number in a cell; None for "-"."""
     match = re.match(r"-?\d+(\.\d+)?", printed)
     return float(match[0]) if match else None
 
@@ -152,7 +152,7 @@ def parse_pretraining(text: str) -> tuple[tuple[str, str, str, str, str], bool]:
 
 @functools.cache
 def cells() -> dict[PaperKey, PaperNumber]:
-    """The paper's numbers by their keys. Where it prints one twice, the main table's, which names the others."""
+    """The paper's numbers by their keys. Of a number that is printed twice, the main table's counts."""
     groups: dict[PaperKey, list[TableCell]] = {}
     for cell in sorted(table_cells(), key=lambda cell: cell.reprint):
         groups.setdefault(cell.key, []).append(cell)
@@ -190,7 +190,7 @@ MEASURED_ON = {
     "detection-coco-c4-2x": "evaluated on COCO2017 val",
     "cost": "measured on V100 GPUs",
 }
-"""Where the paper's numbers of a protocol come from; ImageNet otherwise."""
+"""The evaluation data of the paper's numbers, by protocol; ImageNet otherwise."""
 
 Choices = Mapping[str, tuple[Any, ...]]
 """Settings under dotted names, and the values that they may have."""
@@ -211,10 +211,10 @@ PRETRAINED: Choices = {
     "method.other_parent": (False,),
     "method.target": ("parents",),
 }
-"""What every run of the paper has in common. Optimizer, batch and the sizes of the heads are left to the run."""
+"""The common settings of every run of the paper. Optimizer, batch and the sizes of the heads are left to the run."""
 
 AUGMENTATIONS: Mapping[str, tuple[str, ...]] = {"swav": ("swav", "simclr")}
-"""The augmentations of methods that have others than their own name's."""
+"""The augmentations of methods that use others than the one of their own name."""
 
 MIXED: Choices = {
     "mixing.lam_per": ("batch",),
@@ -226,9 +226,9 @@ MIXED: Choices = {
     "mixing.sim_weight": (0.5,),
     "mixing.warmup": (None,),
 }
-"""How the paper mixes, whatever the mixer and its α."""
+"""The paper's mixing settings, for any mixer and α."""
 
-FIT: Choices = {
+SVM_SETTINGS: Choices = {
     "size": (224,),
     "stage": (None, "res5"),
     "resize": ("squash",),
@@ -241,12 +241,12 @@ FIT: Choices = {
 }
 
 
-def trained(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
-    """A published schedule: as it is by default, or the same numbers."""
+def training_settings(epochs: int, batch_size: int, lr: float, **more: tuple[Any, ...]) -> Choices:
+    """A published schedule: the defaults, or the same numbers given explicitly."""
     return {"size": (224,), "epochs": (None, epochs), "batch_size": (None, batch_size), "lr": (None, lr), **more}
 
 
-def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> Choices:
+def detector_settings(masks: bool, iterations: int, steps: list[int], smallest: int) -> Choices:
     """A published detector."""
     return {
         "model.architecture": ("c4",),
@@ -266,15 +266,21 @@ def detected(masks: bool, iterations: int, steps: list[int], smallest: int) -> C
 
 
 EVALUATED: Mapping[str, tuple[tuple[int, int], Choices]] = {
-    "linear-moco": (IMAGENET, trained(100, 256, 30, fast=(False,))),
-    "linear-byol": (IMAGENET, trained(90, 256, 0.01, fast=(False,))),
-    "linear-simsiam": (IMAGENET, trained(90, 4096, 1.6, fast=(False,))),
-    "probe": (IMAGENET, trained(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
-    "semi-supervised": (IMAGENET, trained(20, 256, 0.01, head_rate=(100,))),
-    "svm": (VOC07, {**FIT, "difficult": ("negative",)}),
-    "low-shot": (VOC07, {**FIT, "negatives": (None, 19)}),
-    "detection-voc-c4": (VOC0712, detected(masks=False, iterations=24_000, steps=[18_000, 22_000], smallest=480)),
-    "detection-coco-c4-2x": (COCO, detected(masks=True, iterations=180_000, steps=[120_000, 160_000], smallest=640)),
+    "linear-moco": (IMAGENET, training_settings(100, 256, 30, fast=(False,))),
+    "linear-byol": (IMAGENET, training_settings(90, 256, 0.01, fast=(False,))),
+    "linear-simsiam": (IMAGENET, training_settings(90, 4096, 1.6, fast=(False,))),
+    "probe": (IMAGENET, training_settings(90, 256, 0.01, color_jitter=(True,), lighting=(True,))),
+    "semi-supervised": (IMAGENET, training_settings(20, 256, 0.01, head_rate=(100,))),
+    "svm": (VOC07, {**SVM_SETTINGS, "difficult": ("negative",)}),
+    "low-shot": (VOC07, {**SVM_SETTINGS, "negatives": (None, 19)}),
+    "detection-voc-c4": (
+        VOC0712,
+        detector_settings(masks=False, iterations=24_000, steps=[18_000, 22_000], smallest=480),
+    ),
+    "detection-coco-c4-2x": (
+        COCO,
+        detector_settings(masks=True, iterations=180_000, steps=[120_000, 160_000], smallest=640),
+    ),
 }
 """The paper's protocols: numbers of images, and settings."""
 
@@ -290,8 +296,8 @@ def find(result: "Result", metric: str) -> PaperNumber | None:
     return cells().get(PaperKey(*pretraining, protocol, column_of(protocol, metric)))
 
 
-def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
-    """Whether what shaped an encoder (`provenance.encoder_settings`) is a ResNet-50, ImageNet and the paper's views."""
+def matches_pretraining(settings: Mapping[str, Any]) -> bool:
+    """Return True if an encoder's settings are a ResNet-50, ImageNet and the paper's views."""
     method = str(settings.get("method.name", ""))
     return (
         {"backbone", "images"} <= settings.keys()
@@ -302,15 +308,15 @@ def is_pretrained_alike(settings: Mapping[str, Any]) -> bool:
     )
 
 
-def pretraining_of(about: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
+def pretraining_of(metadata: Mapping[str, str]) -> tuple[str, str, str, str, str] | None:
     """(method, objective, mixer, alpha, epochs) of a finished run that is pretrained like the paper's, else None."""
-    settings = read_settings(about)
-    if settings is None or not is_pretrained_alike(settings) or about.get("epoch") != str(settings.get("epochs")):
+    settings = read_settings(metadata)
+    if settings is None or not matches_pretraining(settings) or metadata.get("epoch") != str(settings.get("epochs")):
         return None
     mixer, alpha = "", ""
     if settings.get("objective") != "sim":
         mixer, alpha = str(settings.get("mixing.mixer")), format_alpha(settings.get("mixing.alpha"))
-    return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(about["epoch"])
+    return str(settings.get("method.name")), str(settings.get("objective")), mixer, alpha, str(metadata["epoch"])
 
 
 def format_alpha(value: Any) -> str:
@@ -342,7 +348,7 @@ def column_of(protocol: str, metric: str) -> str:
 
 
 def matches(settings: Mapping[str, Any], choices: Choices) -> bool:
-    """Whether settings have one of the values that they may have. One that is not there yet is as it always was."""
+    """Return True if every setting has one of its allowed values. A setting that does not exist yet matches."""
     present = {name: settings[name] for name in choices if settings.get(name) is not None}
     values = {name: list(value) if isinstance(value, tuple) else value for name, value in present.items()}
     return all(value in choices[name] for name, value in values.items())

@@ -42,7 +42,7 @@ class Probe(ClassifierConfig, Protocol):
         "runs/first --data imagenette/ --epochs 20 --seed 1",
     )
     first_options: ClassVar[str] = "data epochs batch_size devices resume out"
-    cost: ClassVar[float] = 5
+    run_order: ClassVar[float] = 5
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
         encoder = context.encoder

@@ -48,7 +48,7 @@ class Result:
     metrics: dict[str, float]
     """In percent: top-1, top-5, mAP …"""
     description: str
-    """How the metrics were computed."""
+    """The computation of the metrics."""
     encoder: str
     data: str
     seed: Whole = 0
@@ -80,7 +80,8 @@ class Row(NamedTuple):
     std: float | None
     """Over results (with n - 1); of a single result its own, or None."""
     runs: int
-    example: Result
+    result: Result
+    """The first of the results."""
 
 
 def save(result: Result, folder: Path) -> Path:
@@ -158,7 +159,7 @@ def stdev(values: Sequence[float]) -> float:
 def encoder_settings(result: Result) -> dict[str, Any]:
     """Every setting, except the seed, that shaped the encoder of a result.
 
-    An encoder whose file does not say has its name instead: it is not known to be like any other.
+    An encoder whose file does not record them has its name instead: it equals no other.
     """
     settings = read_settings(result.about)
     if settings is not None:
@@ -179,9 +180,9 @@ SHOWN_FIRST = ("backbone", "mixing.mixer", "mixing.alpha", "epochs", "epoch", "i
 
 
 def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """For each of several settings, what distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
+    """A label for each of several settings that distinguishes it from the others: `backbone small, mixing.alpha 0.5`.
 
-    These are the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
+    It names the settings of `SHOWN_FIRST`, and as few more as distinguish all of them.
     """
     names = list(dict.fromkeys([*SHOWN_FIRST, *sorted(name for each in settings for name in each)]))
     names_shown: list[str] = []
@@ -198,8 +199,8 @@ def distinguish(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def name_encoders(results: Iterable[Result]) -> dict[str, str]:
-    """What distinguishes encoders of one method and objective, by `encoder_key`; empty where there is only one."""
+def encoder_labels(results: Iterable[Result]) -> dict[str, str]:
+    """Labels that distinguish encoders of one method and objective, by `encoder_key`; empty where there is only one."""
     by_label: dict[str, dict[str, dict[str, Any]]] = {}
     for result in results:
         label = method_label(result) if result.about else ""
@@ -216,8 +217,8 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     results = list(results)
     console = console or Console(highlight=False)
     rows = summarize(results)
-    cells = [paper.find(row.example, row.metric) for row in rows]
-    apart = name_encoders(results)
+    cells = [paper.find(row.result, row.metric) for row in rows]
+    apart = encoder_labels(results)
     table = Table("encoder", "protocol", "metric", box=None, padding=(0, 2, 0, 0))
     table.add_column("measured", justify="right")
     if any(row.runs > 1 for row in rows):
@@ -225,16 +226,16 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
     if any(cells):
         table.add_column("paper", justify="right")
     for row, cell in zip(rows, cells, strict=True):
-        name = row.example.encoder if row.runs == 1 else method_label(row.example)
-        name = ", ".join(filter(None, [name, apart[encoder_key(row.example)]]))
+        name = row.result.encoder if row.runs == 1 else method_label(row.result)
+        name = ", ".join(filter(None, [name, apart[encoder_key(row.result)]]))
         line = [name, row.protocol, row.metric, format_metric(row.mean, row.std)]
         if any(each.runs > 1 for each in rows):
             line.append(str(row.runs))
         if any(cells):
-            line.append(f"{cell.printed} [{cell.mark}]" if cell else "")
+            line.append(f"{cell.printed} [{cell.label}]" if cell else "")
         table.add_row(*map(plain, line))
     console.print(table)
-    for source in dict.fromkeys(f"[{cell.mark}] The paper's: {cell.where}" for cell in cells if cell):
+    for source in dict.fromkeys(f"[{cell.label}] Paper: {cell.where}" for cell in cells if cell):
         console.print(plain(source), soft_wrap=True)
     for text in dict.fromkeys(f"{result.protocol}: {result.description} On {result.data}." for result in results):
         console.print(plain(text), soft_wrap=True)
@@ -262,7 +263,7 @@ def show_runs(folders: Sequence[str]) -> None:
 
 
 def method_label(result: Result) -> str:
-    """What several encoders have in common: method and objective, or the name without its seed."""
+    """The label of several encoders: their method and objective, or the name without its seed."""
     of_run = " ".join(result.about[name] for name in ("method", "objective") if name in result.about)
     return of_run or result.encoder.partition(", seed")[0]
 

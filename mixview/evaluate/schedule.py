@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 import torch
 
 from mixview.optim import LARS, step_decay
+from mixview.options import Count, check_options
 
 
 @final
@@ -15,14 +16,14 @@ from mixview.optim import LARS, step_decay
 class Schedule:
     """An optimizer and its learning rate, which decays in steps, linearly, or along a cosine."""
 
-    epochs: int
+    epochs: Count
     lr: float
     weight_decay: float
     steps: tuple[int, ...] = ()
     """Epochs after which the learning rate decays."""
     factor: float = 0.1
     """Decay factor at each step."""
-    batch_size: int = 256
+    batch_size: Count = 256
     momentum: float = 0.9
     nesterov: bool = False
     optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
@@ -36,8 +37,7 @@ class Schedule:
     """Multiply the learning rate by batch_size / 256."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1:
-            raise ValueError(f"epochs and batch_size must be at least 1, got {self.epochs} and {self.batch_size}")
+        check_options(self, prefix="")
 
     def changed(self, epochs: int | None, batch_size: int | None, lr: float | None) -> "Schedule":
         """A schedule with another number of epochs, in which the steps keep their place, batch size or learning rate.

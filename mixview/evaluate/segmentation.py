@@ -3,7 +3,7 @@
 A batch norm and a 1×1 convolution classify every patch; the scores are upsampled to the resolution of the labels. The
 settings are those of DINOv2's linear evaluation on VOC2012: AdamW, 60 epochs (40,000 iterations on the 10,582 augmented
 images), batch 16, lr 0.001 falling linearly after a warm-up, weight decay 1e-4; square crops of a third of the shorter
-side to all of it, no class on more than 75 % of a crop where that can be had, flips and photometric distortion. At
+side to all of it, no class on more than 75 % of a crop where possible, flips and photometric distortion. At
 test, windows of the encoder's input size slide over the image, whose shorter side has that size, by half their side.
 DINOv2's crops are of 640 pixels: `--size 640` has them too.
 
@@ -34,7 +34,7 @@ from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.transforms import ResizeToSquare, normalized
 from mixview.evaluate.base import EvalContext, Protocol
 from mixview.evaluate.classifier import train_on_features
-from mixview.evaluate.labeled import class_names, positions
+from mixview.evaluate.labeled import class_index, class_names
 from mixview.evaluate.schedule import Schedule
 from mixview.evaluate.training import (
     ClassifierConfig,
@@ -82,15 +82,15 @@ class Segmentation(ClassifierConfig, Protocol):
         "runs/first --data coco --fast",
     )
     first_options: ClassVar[str] = "data fast epochs size devices out"
-    cost: ClassVar[float] = 4.5
+    run_order: ClassVar[float] = 4.5
     multi_label: ClassVar[bool] = True
 
     @property
     def trains_on_images(self) -> bool:
         return not self.fast
 
-    def obstacle(self, context: EvalContext) -> str | None:
-        """Why this protocol cannot evaluate this encoder on these images; None if it can."""
+    def unsupported_reason(self, context: EvalContext) -> str | None:
+        """The reason why this protocol cannot evaluate this encoder on these images; None if it can."""
         try:
             for split, part in (("training", context.splits.train), ("test", context.splits.test)):
                 segmented = part.segmentation()
@@ -141,7 +141,7 @@ class SegmentedImages(NamedTuple):
 
     source: Source
     numbers: npt.NDArray[np.int16]
-    """What each number in the source's class maps means: 0 is the background, the last one, at -1, is `IGNORED`."""
+    """The class of each number in the source's class maps: 0 is the background; the last one, at -1, is `IGNORED`."""
 
     def class_map(self, index: int, height: int, width: int) -> ClassMap:
         """The class map of an image of this size."""
@@ -170,7 +170,7 @@ def segmented_images(context: EvalContext) -> SegmentedSplits:
     classes = class_names(train, len(train.classes or ()))
     names = class_names(test, len(test.classes or ()))
     own = np.arange(len(classes))
-    others = own if names == classes else positions(names, classes, range(len(names)), context.splits.description)
+    others = own if names == classes else class_index(names, classes, range(len(names)), context.splits.description)
     parts = [
         SegmentedImages(source, np.array([0, *(numbers + 1), IGNORED], dtype=np.int16))
         for source, numbers in ((train, own), (test, others))
@@ -378,7 +378,7 @@ class Windows(NamedTuple):
     classes: Tensor
     """[H, W] at the resolution of the labels."""
     image: int
-    """Which image it is: another one in place of a bad one."""
+    """The index of the image: that of another in place of a bad one."""
 
 
 @final
@@ -410,7 +410,7 @@ class WindowedImages(Dataset[Windows]):
 
 
 def starts(length: int, size: int) -> list[int]:
-    """Where windows begin along a side: half a window apart, the last one at the end."""
+    """The first pixels of the windows along a side: half a window apart, the last one at the end."""
     stride = max(1, size // 2)
     count = -(-(length - size) // stride) + 1
     return [min(number * stride, length - size) for number in range(count)]
@@ -527,7 +527,7 @@ def score(confusion: Tensor, classes: tuple[str, ...]) -> tuple[dict[str, float]
     union = confusion.sum(0) + confusion.sum(1) - confusion.diag()
     total = int(confusion.sum())
     if total == 0:
-        raise ValueError("no pixel of the test images has a class: give masks that are not 255 everywhere")
+        raise ValueError("no pixel of the test images has a class: provide masks that are not 255 everywhere")
     per_class = {name: float(hits[number] / union[number]) for number, name in enumerate(classes) if int(union[number])}
     mean = sum(per_class.values()) / len(per_class)
     return {"mIoU": mean, "pixel accuracy": float(hits.sum() / total)}, per_class

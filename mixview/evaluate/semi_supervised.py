@@ -40,7 +40,7 @@ class SemiSupervised(ClassifierConfig, Protocol):
     name: ClassVar[str] = "semi-supervised"
     examples: ClassVar[tuple[str, ...]] = ("runs/first --data imagenette/", "runs/first --data imagenette/ --epochs 50")
     first_options: ClassVar[str] = "data fractions epochs devices resume out"
-    cost: ClassVar[float] = 6
+    run_order: ClassVar[float] = 6
     needs_network: ClassVar[bool] = True
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:

@@ -32,7 +32,7 @@ class Supervised(ClassifierConfig, Protocol):
         "runs/first --data imagenette/ --epochs 30",
     )
     first_options: ClassVar[str] = "data backbone epochs devices resume out"
-    cost: ClassVar[float] = 7
+    run_order: ClassVar[float] = 7
     needs_network: ClassVar[bool] = True
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:

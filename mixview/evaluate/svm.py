@@ -28,14 +28,14 @@ from mixview.encoders.features import Stage, pick_device, stages_of
 from mixview.encoders.transforms import CenterCrop, ResizeToSquare
 from mixview.evaluate.average_precision import mean_average_precision
 from mixview.evaluate.base import EvalContext, Protocol
-from mixview.evaluate.svm_fitting import Counter, FitConfig, Report, best_cost, make_solver
+from mixview.evaluate.svm_fitting import FitConfig, ProgressCallback, ProgressCounter, best_cost, make_solver
 from mixview.runs.progress_bar import Advance, bar
 
 Difficult = Literal["negative", "ignored"]
 T = TypeVar("T")
 
 
-class FeaturesAndLabels(NamedTuple):
+class MultiLabelFeatures(NamedTuple):
     """Features and label sets."""
 
     features: Tensor
@@ -53,9 +53,9 @@ class SVMConfig:
     resize: Literal["squash", "crop"] = "squash"
     """Squash the whole image into a square, as published, or crop its center."""
     fit: FitConfig = field(default_factory=FitConfig)
-    """How the SVMs are trained and evaluated."""
+    """Training and evaluation of the SVMs."""
 
-    def labeled(self, context: EvalContext) -> tuple[FeaturesAndLabels, FeaturesAndLabels, str]:
+    def labeled(self, context: EvalContext) -> tuple[MultiLabelFeatures, MultiLabelFeatures, str]:
         """Features and label sets of both splits, and a description of the features."""
         stage = self.stage
         if stage is None:
@@ -69,15 +69,15 @@ class SVMConfig:
         if device.type == "mps":  # which has no double precision
             device = torch.device("cpu")
         train, test = (
-            FeaturesAndLabels(part[stage].to(device), torch.from_numpy(label_sets[part.indices]).to(device))
-            for part, label_sets in zip(context.features(transform, stage), context.splits.sets(), strict=True)
+            MultiLabelFeatures(part[stage].to(device), torch.from_numpy(label_sets[part.indices]).to(device))
+            for part, label_sets in zip(context.features(transform, stage), context.splits.label_sets(), strict=True)
         )
         return train, test, f"{stage} ({train.features.shape[1]}-d), {transform.description}"
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[int, int], None]]:
-    """A progress bar for SVMs, whose fitting reports how many of how many are done."""
+    """A progress bar for SVMs, whose fitting reports the numbers of finished and of all."""
     with contextlib.ExitStack() as stack:
         state: list[tuple[Advance, int]] = []
 
@@ -102,7 +102,7 @@ class SVM(SVMConfig, Protocol):
         "runs/first --data imagenette/ --stage res4",
     )
     first_options: ClassVar[str] = "data stage resize size device out"
-    cost: ClassVar[float] = 2
+    run_order: ClassVar[float] = 2
     multi_label: ClassVar[bool] = True
 
     def evaluate(self, context: EvalContext) -> Iterator[tuple[str, float]]:
@@ -139,23 +139,23 @@ class SVMResult:
 
 
 def evaluate_svm(
-    train: FeaturesAndLabels,
-    test: FeaturesAndLabels,
+    train: MultiLabelFeatures,
+    test: MultiLabelFeatures,
     *,
     classes: Sequence[str] | None = None,
     fit: FitConfig | None = None,
     difficult: Difficult = "negative",
-    report: Report | None = None,
+    report: ProgressCallback | None = None,
 ) -> SVMResult:
     """Train on all of `train`, with the cost of each class by cross-validation, and evaluate on `test`.
 
     Args:
         train: features [N, D] and label sets [N, classes].
-        test: those of other images.
-        classes: their names; numbers by default.
-        fit: how; as published by default.
-        difficult: what an object marked difficult makes of its image in training.
-        report: called with the number of SVMs that are done, and of all.
+        test: features and label sets of the test images.
+        classes: the names of the classes; numbers by default.
+        fit: settings of training and evaluation; as published by default.
+        difficult: the label of images with difficult objects in training.
+        report: a callback that gets the number of finished SVMs, and of all.
     """
     fit = fit or FitConfig()
     names = check_sets(train, test, classes)
@@ -163,7 +163,7 @@ def evaluate_svm(
     counted = torch.ones_like(labels, dtype=torch.bool) if difficult == "negative" else labels != -1
     columns, notes = usable_classes(labels == 1, counted, test.labels.cpu() == 1, names)
     solver = make_solver(
-        train.features, test.features, fit, Counter(report, len(fit.costs) * len(columns) * (1 + fit.folds))
+        train.features, test.features, fit, ProgressCounter(report, len(fit.costs) * len(columns) * (1 + fit.folds))
     )
     scored = solver.run((labels == 1)[:, columns], counted[:, columns])
     chosen = best_cost(scored.cross_validated, fit)
@@ -179,21 +179,26 @@ def evaluate_svm(
         mean_ap=precision.value,
         top1=top1(scores, test.labels.to(scores.device), columns),
         classes=names,
-        per_class=spread_over_classes(precision.per_class, columns, len(names)),
-        costs=spread_over_classes([fit.costs[index] for index in chosen.tolist()], columns, len(names)),
-        cross_validated=spread_over_classes(
+        per_class=scatter_to_classes(precision.per_class, columns, len(names)),
+        costs=scatter_to_classes([fit.costs[index] for index in chosen.tolist()], columns, len(names)),
+        cross_validated=scatter_to_classes(
             [None if math.isnan(value) else value for value in validated], columns, len(names)
         ),
-        description=(
-            f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
-            f"AP; difficult objects {difficult} in training and ignored in testing; mean over {len(columns)} classes "
-            f"of {fit.interpolation} AP; {len(train.features)} images to train and {len(test.features)} to test"
-        ),
+        description=describe(fit, difficult, len(columns), len(train.features), len(test.features)),
         notes=(*notes, *solver.notes()),
     )
 
 
-def check_sets(train: FeaturesAndLabels, test: FeaturesAndLabels, classes: Sequence[str] | None) -> tuple[str, ...]:
+def describe(fit: FitConfig, difficult: Difficult, classes: int, train: int, test: int) -> str:
+    """The protocol in one sentence."""
+    return (
+        f"{fit.description()}; C of each class from {len(fit.costs)} values by {fit.folds}-fold cross-validated "
+        f"AP; difficult objects {difficult} in training and ignored in testing; mean over {classes} classes "
+        f"of {fit.interpolation} AP; {train} images to train and {test} to test"
+    )
+
+
+def check_sets(train: MultiLabelFeatures, test: MultiLabelFeatures, classes: Sequence[str] | None) -> tuple[str, ...]:
     """The names of the classes; raise if features and labels do not fit together."""
     for name, (features, labels) in (("training", train), ("test", test)):
         if features.ndim != 2 or not features.numel():
@@ -259,14 +264,14 @@ def few_positives(name: str, folds: int, fit: FitConfig) -> str:
     return f"{name} has too few images for {fit.folds} folds: C by {folds}-fold cross-validation"
 
 
-def spread_over_classes(values: Sequence[T], columns: Sequence[int], count: int) -> tuple[T | None, ...]:
+def scatter_to_classes(values: Sequence[T], columns: Sequence[int], count: int) -> tuple[T | None, ...]:
     """Values of the kept classes among all, None for the others."""
     by_class = dict(zip(columns, values, strict=True))
     return tuple(by_class.get(index) for index in range(count))
 
 
 def single_label(labels: Tensor) -> bool:
-    """Whether every image has exactly one class, and nothing is difficult."""
+    """Return True if every image has exactly one class and nothing is difficult."""
     return bool(((labels == 1).sum(1) == 1).all()) and not bool((labels == -1).any())
 
 

@@ -1,4 +1,4 @@
-"""SVMs of many problems, at every cost, with cross-validation: what the protocols of `svm` and `low_shot` share.
+"""SVMs of many problems, at every cost, with cross-validation; the protocols of `svm` and `low_shot` use it.
 
 A problem is a class, or a class of one sample: which images are positive, and which count. It is trained on all that
 count and again without each fold, at every cost; the folds give its average precision under cross-validation.
@@ -8,12 +8,11 @@ Two backends fit the same objective. `batched` solves all problems, folds and co
 after the other on all cores, as published.
 """
 
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,12 @@ from torch import Tensor
 
 from mixview.evaluate.average_precision import Interpolation, average_precision
 from mixview.evaluate.svm_solver import TOLERANCE, Basis, principal_basis, solve_path
+from mixview.options import AtLeast, Positive, check_options
 
 Backend = Literal["batched", "liblinear"]
 Normalization = Literal["l2", "none"]
-Report = Callable[[int, int], object]
-"""Called with how many SVMs are done, and how many there are."""
+ProgressCallback = Callable[[int, int], object]
+"""Called with the numbers of finished and of all SVMs."""
 
 COSTS = (1.0, 10.0, 100.0, *(0.5**power for power in range(4, 20)))
 """The published costs, in their order."""
@@ -40,13 +40,13 @@ MAX_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How the SVMs are trained and evaluated; the defaults are the published ones."""
+    """Settings of the SVMs and of their evaluation; the defaults are the published ones."""
 
-    costs: tuple[float, ...] = COSTS
+    costs: tuple[Positive, ...] = COSTS
     """Candidates for C; the first of equally good ones is chosen."""
-    folds: int = 3
+    folds: Annotated[int, AtLeast(2)] = 3
     """Folds of the cross-validation that chooses C."""
-    positive_weight: float = 2.0
+    positive_weight: Positive = 2.0
     """Weight of a positive example relative to a negative one."""
     normalization: Normalization = "l2"
     """l2: features divided by their norm + 1e-5; none: features as they are."""
@@ -54,7 +54,7 @@ class FitConfig:
     """The constant feature whose weight is the intercept, regularized like every other; 0 for none."""
     interpolation: Interpolation = "all-points"
     """Definition of average precision on the test set. (Cross-validation uses the plain one, as published.)"""
-    fallback_cost: float = 1.0
+    fallback_cost: Positive = 1.0
     """C for classes with too few positives to cross-validate."""
     backend: Backend = "batched"
     """Solver: batched, or liblinear, the reference."""
@@ -68,21 +68,12 @@ class FitConfig:
     """Processes of liblinear; -1 for one per core."""
 
     def __post_init__(self) -> None:
-        distinct = len(set(self.costs)) == len(self.costs)
-        if not self.costs or not distinct or not all(0 < cost < math.inf for cost in self.costs):
-            raise ValueError(f"costs must be one or more different positive numbers, got {list(self.costs)}")
-        if self.folds < 2:
-            raise ValueError(f"cross-validation needs at least 2 folds, got {self.folds}")
-        for name, number in (("positive_weight", self.positive_weight), ("fallback_cost", self.fallback_cost)):
-            if not 0 < number < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {number}")
-        chosen = ("backend", self.backend, Backend), ("normalization", self.normalization, Normalization)
-        for name, value, choices in (*chosen, ("interpolation", self.interpolation, Interpolation)):
-            if value not in get_args(choices):
-                raise ValueError(f"{name} is one of {', '.join(get_args(choices))}, not {value!r}")
+        check_options(self, "fit")
+        if len(set(self.costs)) < max(1, len(self.costs)):
+            raise ValueError(f"--fit.costs must be one or more different numbers, got {list(self.costs)}")
 
     def description(self) -> str:
-        """What is fitted, and how."""
+        """A description of the fit in one sentence."""
         features = "L2-normalized features" if self.normalization == "l2" else "features as they are"
         if self.backend == "batched":
             how = f"solved together to a relative duality gap of {self.tolerance or TOLERANCE:g}"
@@ -113,10 +104,10 @@ def best_cost(validated: Tensor, fit: FitConfig) -> Tensor:
     return chosen
 
 
-def hold_out(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
-    """Which images each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds, of fewer images fewer.
+def stratified_folds(positive: Tensor, counted: Tensor, folds: int) -> Tensor:
+    """The images that each fold holds out, [N, P, folds] bool: scikit-learn's stratified folds.
 
-    Fewer than `folds` where there are fewer positives or negatives; none where there is but one.
+    Where there are fewer positives or negatives than `folds`, there are fewer folds; with only one, there are none.
     """
     from sklearn.model_selection import StratifiedKFold  # takes a second to import
 
@@ -139,9 +130,9 @@ class Scores(NamedTuple):
     test_scores: Tensor
     """[costs, M, P]"""
     folds: Tensor
-    """[P] how many there were."""
+    """[P] the number of folds."""
     objective: Tensor
-    """[costs, P, 1 + folds] what training reached: on everything, and without each fold."""
+    """[costs, P, 1 + folds] the training objective: on everything, and without each fold."""
 
 
 class FittedSVMs(NamedTuple):
@@ -156,10 +147,10 @@ class FittedSVMs(NamedTuple):
     """[K]"""
 
 
-class Counter:
-    """How many SVMs are done, of how many."""
+class ProgressCounter:
+    """The numbers of finished and of all SVMs."""
 
-    def __init__(self, report: Report | None, total: int) -> None:
+    def __init__(self, report: ProgressCallback | None, total: int) -> None:
         self.report = report
         self.total = total
         self.done = 0
@@ -171,9 +162,9 @@ class Counter:
 
 
 class LinearSVMs(ABC):
-    """Fits problems on one training set and scores one test set; what differs between backends is `fit_all`."""
+    """Fits problems on one training set and scores one test set; backends differ in `fit_all` only."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         self.train = train
         self.test = test
         self.fit = fit
@@ -195,7 +186,7 @@ class LinearSVMs(ABC):
     def run_block(self, positive: Tensor, counted: Tensor) -> Scores:
         n, count = positive.shape
         folds = self.fit.folds
-        held = hold_out(positive, counted, folds)
+        held = stratified_folds(positive, counted, folds)
         used = held.any(0)
         # Everything first, then what a fold leaves of it; a fold that there is not has no weight at all.
         seen = torch.cat([counted, (counted.unsqueeze(2) & ~held & used).flatten(1)], dim=1)
@@ -228,7 +219,7 @@ class LinearSVMs(ABC):
 class Batched(LinearSVMs):
     """All problems together, by `solve_path`."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         super().__init__(train, test, fit, counter)
         self.all_coordinates: tuple[Basis, Tensor] | None = None
 
@@ -237,7 +228,7 @@ class Batched(LinearSVMs):
         if len(rows) == len(self.train) and self.all_coordinates is not None:
             return self.all_coordinates
         basis = principal_basis(self.train[rows], self.fit.intercept)
-        coordinates = basis, basis.of(self.test)
+        coordinates = basis, basis.project(self.test)
         if len(rows) == len(self.train):
             self.all_coordinates = coordinates
         return coordinates
@@ -257,9 +248,9 @@ class Batched(LinearSVMs):
 class Liblinear(LinearSVMs):
     """One problem after the other, by scikit-learn's `LinearSVC`, several processes at once."""
 
-    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> None:
+    def __init__(self, train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> None:
         super().__init__(train, test, fit, counter)
-        self.stopped_short = 0
+        self.unconverged = 0
 
     def fit_all(self, signs: Tensor, weights: Tensor, tested: int) -> Iterator[FittedSVMs]:
         from joblib import Parallel, delayed
@@ -271,7 +262,7 @@ class Liblinear(LinearSVMs):
         columns = []
         for column in Parallel(n_jobs=self.fit.jobs, return_as="generator")(tasks):
             columns.append(column)
-            self.stopped_short += sum(one.short for one in column)
+            self.unconverged += sum(one.unconverged for one in column)
             self.counter.add(len(costs))
         for cost, solved in zip(costs, zip(*columns, strict=True), strict=True):
             yield FittedSVMs(
@@ -282,22 +273,22 @@ class Liblinear(LinearSVMs):
             )
 
     def notes(self) -> list[str]:
-        if not self.stopped_short:
+        if not self.unconverged:
             return []
         return [
-            f"{self.stopped_short} of {self.counter.done} fits of LIBLINEAR stopped at {self.fit.liblinear_iterations} "
+            f"{self.unconverged} of {self.counter.done} fits of LIBLINEAR stopped at {self.fit.liblinear_iterations} "
             "iterations, short of their tolerance"
         ]
 
 
-class Column(NamedTuple):
+class LiblinearFit(NamedTuple):
     """One problem at one cost."""
 
     scores: npt.NDArray[np.float64]
     test_scores: npt.NDArray[np.float64]
     objective: float
-    short: bool
-    """Whether it stopped before it had converged."""
+    unconverged: bool
+    """True if it stopped before it had converged."""
 
 
 def liblinear_path(
@@ -307,14 +298,14 @@ def liblinear_path(
     weights: npt.NDArray[np.float64],
     costs: Sequence[float],
     fit: FitConfig,
-) -> list[Column]:
-    """One problem at every cost: what `LinearSVC(class_weight={1: 2, -1: 1})` gives, with weights image by image."""
+) -> list[LiblinearFit]:
+    """One problem at every cost: as `LinearSVC(class_weight={1: 2, -1: 1})`, with a weight per image."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.svm import LinearSVC
 
     rows = weights > 0
     if not rows.any():
-        return [Column(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
+        return [LiblinearFit(np.zeros(len(train)), np.zeros(len(test)), 0.0, False) for _ in costs]
     columns = []
     features, targets, counts = train[rows], signs[rows], weights[rows]
     for cost in costs:
@@ -332,16 +323,16 @@ def liblinear_path(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ConvergenceWarning)
             model.fit(features, targets, sample_weight=counts)
-        short = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        unconverged = any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         scores = model.decision_function(train)
         constant = float(np.ravel(model.intercept_)[0]) / (fit.intercept or 1.0)
         loss = np.maximum(0, 1 - targets * scores[rows])
         objective = (model.coef_[0] @ model.coef_[0] + constant**2) / 2 + cost * (counts * loss) @ loss
-        columns.append(Column(scores, model.decision_function(test), float(objective), short))
+        columns.append(LiblinearFit(scores, model.decision_function(test), float(objective), unconverged))
     return columns
 
 
-def make_solver(train: Tensor, test: Tensor, fit: FitConfig, counter: Counter) -> LinearSVMs:
+def make_solver(train: Tensor, test: Tensor, fit: FitConfig, counter: ProgressCounter) -> LinearSVMs:
     """The solver of the chosen backend. Features [N, D] and [M, D], normalized here, on the device of the former."""
     prepared = [features.to(train.device, torch.float64) for features in (train, test)]
     if fit.normalization == "l2":

@@ -33,17 +33,17 @@ from torch import Tensor
 TOLERANCE = 1e-12
 """The relative duality gap at which a column has converged."""
 
-MOST_STEPS = 200
+MAX_NEWTON_STEPS = 200
 """Newton steps for one cost; some ten are usual for the largest costs, one to three for small ones."""
 
-MOST_PRODUCTS = 250
+MAX_CG_STEPS = 250
 """Products with the Hessian for one Newton step."""
 
-FLAT = 1e-4
+MIN_CURVATURE = 1e-4
 """A direction along which the curvature of the loss stays below this share of the regularizer's is not solved for."""
 
 FINEST, COARSEST = 2e-3, 5e-2
-"""How accurately a Newton step is solved for: as far as the tolerance needs, within these bounds."""
+"""Bounds of the accuracy of a Newton step, which is otherwise as accurate as the tolerance needs."""
 
 BLOCK = 512
 """Rows of the Gram matrix that are made together."""
@@ -63,12 +63,12 @@ class Basis:
     offset: Tensor
     """[R] float64, the last row of V times the constant feature."""
 
-    def of(self, features: Tensor) -> Tensor:
+    def project(self, features: Tensor) -> Tensor:
         """The coordinates of other features. [M, D] -> [M, R]"""
         return torch.addmm(self.offset, features.double(), self.directions)
 
     def weights(self, coefficients: Tensor) -> Tensor:
-        """What gives the scores in terms of features, the intercept last. [R, K] -> [D + 1, K]"""
+        """The weights of the features, the intercept last. [R, K] -> [D + 1, K]"""
         return torch.cat([self.directions @ coefficients, (self.offset @ coefficients).unsqueeze(0)])
 
 
@@ -191,7 +191,7 @@ class Problems:
         going = torch.arange(len(w), device=w.device)
         objective, gap = w.new_zeros(len(w)), w.new_zeros(len(w))
         leading = self.leading(cost)
-        for step in range(MOST_STEPS):
+        for step in range(MAX_NEWTON_STEPS):
             y, c = self.signs[going], cost * self.weights[going]
             here, margin = w[going], 1 - y * scores[going]
             loss = c * margin.clamp(min=0)
@@ -210,16 +210,16 @@ class Problems:
             w[going] = here + length * direction
             scores[going] += length * change
         raise RuntimeError(
-            f"{len(going)} SVMs of cost {cost:g} have not converged after {MOST_STEPS} Newton steps, the worst has a "
-            f"relative duality gap of {float((gap / objective)[going].max()):.1e} and not {self.tolerance:.1e}: leave "
-            "out such large costs, normalize the features, or raise the tolerance"
+            f"{len(going)} SVMs of cost {cost:g} have not converged after {MAX_NEWTON_STEPS} Newton steps, the worst "
+            f"has a relative duality gap of {float((gap / objective)[going].max()):.1e}, not {self.tolerance:.1e}: "
+            "leave out such large costs, normalize the features, or raise the tolerance"
         )
 
     def leading(self, cost: float) -> Tensor:
         """The coordinates that the loss curves along, in single precision. [N, some of R]"""
         # The columns of z are orthogonal: the squared length of one bounds the curvature along it.
         curvature = 2 * cost * self.weights.amax() * self.z.square().sum(0)
-        rank = max(1, int((curvature > FLAT).sum()))
+        rank = max(1, int((curvature > MIN_CURVATURE).sum()))
         return self.z_single[:, :rank].contiguous()
 
     def direction(self, gradient: Tensor, curvature: Tensor, leading: Tensor, accuracy: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Te
     p = inverse * residual
     energy = (residual * p).sum(1)
     smallest = torch.finfo(right.dtype).tiny  # a row that is done but still among the others stays where it is
-    for _ in range(MOST_PRODUCTS):
+    for _ in range(MAX_CG_STEPS):
         left = energy > enough
         count = int(left.sum())
         if count == 0:
@@ -273,7 +273,7 @@ def conjugate_gradients(z: Tensor, curvature: Tensor, inverse: Tensor, right: Te
 
 
 def line_search(w: Tensor, direction: Tensor, margin: Tensor, change: Tensor, c: Tensor) -> Tensor:
-    """How far to go: where the slope along the direction is at most a thousandth of what it was. [K]
+    """The step length at which the slope along the direction is at most a thousandth of its start. [K]
 
     The slope grows along the way and is linear between the places where an image enters or leaves the margin: Newton's
     method on it, kept between a point that is too near and one that is too far.

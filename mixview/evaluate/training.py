@@ -28,7 +28,7 @@ from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
 from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
-from mixview.options import Count, Epochs, Positive, logger_names
+from mixview.options import Count, Epochs, NonNegative, Positive, check_options, logger_names
 from mixview.runs.devices import (
     Precision,
     describe_precision,
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Logging:
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
-    log_every: int = 20
+    log_every: Count = 20
     """Optimizer steps between two lines of metrics."""
-    checkpoint_every: int = 0
+    checkpoint_every: NonNegative = 0
     """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: int = 2
+    keep: Count = 2
     """Number of checkpoints to keep."""
     loggers: str = "none"
     """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
@@ -66,13 +66,12 @@ class Logging:
     """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
 
     def __post_init__(self) -> None:
-        if min(self.log_every, self.keep) < 1 or self.checkpoint_every < 0:
-            raise ValueError(f"log_every and keep must be at least 1, and checkpoint_every 0 or more, got {self}")
+        check_options(self, "logging")
         logger_names(self.loggers, "--logging.loggers")
 
 
 class TrainingRun(NamedTuple):
-    """Where and how a classifier is trained: devices, folder, seed and time limit."""
+    """The environment of a classifier's training: devices, folder, seed and time limit."""
 
     fabric: "Fabric"
     out: Path
@@ -86,7 +85,7 @@ class TrainingRun(NamedTuple):
     """Micro-batches per step and device."""
     logging: Logging = Logging()
     deadline: float | None = None
-    """When to stop, by the monotonic clock."""
+    """The time to stop, by the monotonic clock."""
     resume: bool = False
     """Continue the run in the folder."""
 
@@ -107,7 +106,7 @@ class TrainingConfig:
     max_time: str | None = None
     """Stop gracefully after this time, all trials together: 45m, 1h30m, 2d."""
     resume: bool = False
-    """Resume what was stopped or killed, bit-exact; what is finished stays as it is."""
+    """Resume a stopped or killed training, bit-exact; a finished one stays unchanged."""
 
     @property
     def trains_on_images(self) -> bool:
@@ -117,7 +116,7 @@ class TrainingConfig:
         return replace(self, precision=resolve_precision(self.precision, device))
 
     def deadline(self, context: EvalContext) -> float | None:
-        """When to stop, by the monotonic clock."""
+        """The time to stop, by the monotonic clock."""
         seconds = seconds_of(self.max_time)
         return None if seconds is None else context.started + seconds
 
@@ -142,7 +141,7 @@ class ClassifierConfig(TrainingConfig):
     lr: Positive | None = None
     """Learning rate; by default as published."""
     logging: Logging = field(default_factory=Logging)
-    """How often a training logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     def adapt(self, published: Schedule, images: int) -> Schedule:
         """A published schedule with the options' changes, for this number of training images."""
@@ -192,20 +191,20 @@ def train_in_folder(
     make_engine: Callable[[Any, torch.optim.Optimizer], SupervisedEngine],
     evaluate: Callable[[], dict[str, dict[str, float]]],
 ) -> dict[str, dict[str, float]]:
-    """Train a network in a run's folder, or resume or read what was trained there.
+    """Train a network in a run's folder, resume its training, or read the result of a finished one.
 
     Args:
-        run: where.
-        network: what is called with images.
+        run: devices, folder, seed and time limit.
+        network: the module that is called with images.
         trained: the part of it that is trained, and saved in checkpoints.
-        schedule: which has the optimizer.
+        schedule: the schedule, which builds the optimizer.
         groups: the optimizer's parameter groups.
         data: the record of the images, which a resumed run must have, too.
-        make_engine: takes the network and the optimizer as Fabric set them up.
-        evaluate: evaluates the network, on all processes together.
+        make_engine: a function of the network and the optimizer as Fabric set them up.
+        evaluate: a function that evaluates the network, on all processes together.
 
     Returns:
-        What `evaluate` found at the end.
+        The result of `evaluate` at the end.
     """
     fabric, finished = run.fabric, run.out / "accuracy.json"
     resume = (run.resume or is_restarted()) and is_run(run.out)
@@ -225,11 +224,8 @@ def train_in_folder(
         notes += synchronize_batch_norm(trained, fabric.device)
         notes.append(describe_precision(precision_of(fabric)))
         reset_grad_scaler(fabric)
-        module, optimizer = fabric.setup(network, schedule.build_optimizer(groups))
-        engine = make_engine(module, optimizer)
-        if (state := latest_state(fabric, run.out)) is not None:
-            engine.load_state(state)
-            notes.append(f"Resuming from step {engine.step} of {engine.steps}.")
+        engine = make_engine(*fabric.setup(network, schedule.build_optimizer(groups)))
+        notes += resume_engine(engine, run.out)
         accuracies: dict[str, dict[str, float]] = {}
 
         def evaluate_and_keep() -> dict[str, float]:
@@ -257,6 +253,15 @@ def train_in_folder(
     return accuracies
 
 
+def resume_engine(engine: SupervisedEngine, out: Path) -> list[str]:
+    """Continue from the last checkpoint in a run's folder, if there is one; returns a note that says so."""
+    state = latest_state(engine.fabric, out)
+    if state is None:
+        return []
+    engine.load_state(state)
+    return [f"Resuming from step {engine.step} of {engine.steps}."]
+
+
 def epoch_batches(count: int, batch: int, run: TrainingRun, *, drop_last: bool) -> EpochSampler:
     """The batches of this process: of all images as many as the processes can share equally, if a batch is all."""
     fabric = run.fabric
@@ -280,8 +285,8 @@ MAY_CHANGE = frozenset(
         "workers",
     }
 )
-"""Settings that a resumed training may change: they say where, how long and how closely it is logged. Encoder and
-images are compared by their content."""
+"""Settings that a resumed training may change: place, duration and logging. Encoder and images are compared by their
+content."""
 
 
 def image_loader(images: Dataset[Any], batches: EpochSampler, run: TrainingRun) -> Loader:
@@ -292,6 +297,6 @@ def image_loader(images: Dataset[Any], batches: EpochSampler, run: TrainingRun) 
 
 
 def workers_of(fabric: "Fabric", workers: int | None) -> int:
-    """Data-loading processes of each process: as many as were asked for, or its share of this machine's cores."""
+    """Data-loading processes of each process: the requested number, or its share of this machine's cores."""
     nodes: int = getattr(fabric.strategy, "num_nodes", 1)
     return default_workers(fabric.world_size // nodes) if workers is None else workers

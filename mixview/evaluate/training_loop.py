@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LoggingOptions(LoggerOptions, Protocol):
-    """How often a run logs and saves, and which trackers it uses."""
+    """Intervals of logging and of checkpoints, and the trackers."""
 
     @property
     def log_every(self) -> int: ...
@@ -49,7 +49,7 @@ class SupervisedEngine(ABC):
     module: Any
     """The network, set up by Fabric."""
     network: nn.Module
-    """What is trained, as it was before Fabric set it up: its state goes into the checkpoints."""
+    """The trained module as it was before Fabric set it up: its state goes into the checkpoints."""
     optimizer: torch.optim.Optimizer
     batches: EpochSampler
     loader: Iterable[Any]
@@ -160,20 +160,20 @@ def run_supervised(
     evaluate: Callable[[], dict[str, float]],
     evaluate_every: int = 0,
 ) -> dict[str, float] | None:
-    """Train; log, evaluate and save every now and then; stop when told to. Rank 0, which has the folder, writes.
+    """Train; log, evaluate and save at intervals; stop on request. Rank 0, which has the folder, writes.
 
     Args:
         engine: at step 0, or where a checkpoint left it.
         folder: the run's, on rank 0.
-        logging: how often; a `checkpoint_every` of 0 is one per epoch.
+        logging: intervals; a `checkpoint_every` of 0 is one per epoch.
         out: the path of the folder, on every process.
         seconds: the time limit.
-        notes: what to say first.
-        evaluate: evaluates the network on all processes together.
+        notes: sentences to print first.
+        evaluate: a function that evaluates the network on all processes together.
         evaluate_every: steps between two evaluations before the last one; 0 for none.
 
     Returns:
-        What the last evaluation found; None if the run was stopped before its end.
+        The metrics of the last evaluation; None if the run was stopped before its end.
     """
     fabric, length = engine.fabric, engine.steps
     read_every = 1 if fabric.device.type == "cpu" else logging.log_every  # reading a value waits for an accelerator

@@ -45,7 +45,7 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
         require(name, "a grid", grid, dict, "values by axis, such as {methods: [MoCo v2], objectives: [SIM, BSIM]}")
         for axis, values in grid.items():
             if axis == "added":
-                require(name, "added", values, str, "a reason, such as asked for by a reviewer")
+                require(name, "added", values, str, 'a reason, such as "requested by a reviewer"')
                 continue
             require(name, f"{axis} of a grid", values, list, "a list, such as [MoCo v2]")
             for value in values:
@@ -77,7 +77,7 @@ def check_label(name: str, label: object) -> None:
     if str(label) != printable(label) or len(str(label)) > MAX_LABEL:
         raise ValueError(
             f"{name}: the label {printable(label)[:MAX_LABEL]} has control characters, or more than "
-            f"{MAX_LABEL} characters: give it a short name of one line"
+            f"{MAX_LABEL} characters: use a short name of one line"
         )
 
 

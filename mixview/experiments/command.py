@@ -59,7 +59,7 @@ def run_study(
 
     Example:
         >>> run_study("paper-small", out=Path("study"), dry_run=True)  # doctest: +ELLIPSIS
-        run ...106 runs, 0 done; about ... of core time left
+        run ...106 runs, 0 done; about ... of CPU time left
     """
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -128,15 +128,15 @@ def list_runs(study: "Study", out: Path, place: Path | None = None) -> None:
                 estimate.own.learn(measured)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("run", overflow="fold")  # names differ at their ends: they are never cut off
-    for head in ("epochs", "passes with, without gradient", "core time"):
+    for head in ("epochs", "encoder passes (grad / no grad)", "CPU time"):
         table.add_column(head)
     for run in study.runs:
         cost = "done" if run.name in done else duration(estimate.seconds([run]))
         epochs = str(run.epochs) if run.encoder is None else run.encoder
-        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient:.3g}, {run.passes.without:.3g}", cost)
+        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient:.3g} / {run.passes.without:.3g}", cost)
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [run for run in study.runs if run.name not in done]
-    say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of core time left")
+    say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of CPU time left")
     for part in study.waiting:
         say(f"waits for {part}")
 
@@ -183,11 +183,11 @@ def merge_results(folder: Path) -> None:
     import shutil
 
     from mixview.experiments import results
-    from mixview.experiments.runner import CLAIMS
+    from mixview.experiments.runner import LEASES
 
     for path in sorted(path.parent for path in folder.glob(f"*/{STUDY_FILE}")):
         count = results.merge(path)
-        shutil.rmtree(path / CLAIMS, ignore_errors=True)
+        shutil.rmtree(path / LEASES, ignore_errors=True)
         if count:
             say(f"{path.name}: {count} results merged")
 

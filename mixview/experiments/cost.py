@@ -1,4 +1,4 @@
-"""Estimates of how long the runs of a study take: by their passes and sizes, corrected by those that are done."""
+"""Estimates of the duration of runs: from their passes and sizes, corrected by finished runs."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from mixview.experiments.results import RunResult, read
 from mixview.experiments.study_run import StudyRun, to_json
 
 DEFAULT_PASS_SECONDS = 7.5e-7
-"""Core seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
+"""CPU seconds per pixel for a forward pass of the small ResNet on a busy machine: a first guess."""
 
 DEFAULT_EVALUATION_SECONDS = 30.0
 """A first guess, too."""
@@ -27,10 +27,10 @@ DEFAULT_IMAGES = 5000.0
 """Training images where the number is unknown."""
 
 MEASURED_STEPS = 150
-"""Steps that are tried: enough that those which are slow because they are the first do not matter."""
+"""Steps of a measurement: enough to make the slow first ones negligible."""
 
 MEASURED = "measured"
-"""What stands in the place of a study for runs that are only measured."""
+"""The name in place of a study's for runs that are only measured."""
 
 KIND = (
     "backbone", "stem", "size", "channels", "data", "augment", "method.name", "method.symmetric", "objective",
@@ -39,14 +39,14 @@ KIND = (
 """Settings that decide what a pass of an image costs, the most important first."""
 
 DEFAULTS = {"stem": "auto", "channels": 3, "mixing.anchors": "all"}
-"""Settings that results do not have that are older than they."""
+"""Values of settings that older results do not have."""
 
 
 class Rates:
-    """Seconds by kind, and what is the nearest kind where one was not measured.
+    """Seconds by kind, or of the nearest kind where one was not measured.
 
-    A kind is a tuple whose first parts are the most important: of a kind that was not measured, those that agree in
-    most of its first parts are the nearest.
+    A kind is a tuple whose first parts are the most important: the nearest kinds are those that share the longest
+    beginning.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Rates:
         for length in range(len(kind) + 1):
             self.values.setdefault(kind[:length], []).append(value)
 
-    def of(self, kind: tuple[Any, ...], otherwise: float) -> float:
+    def nearest(self, kind: tuple[Any, ...], otherwise: float) -> float:
         for length in range(len(kind), -1, -1):
             if values := self.values.get(kind[:length]):
                 return sum(values) / len(values)
@@ -73,7 +73,7 @@ class Costs:
         self.training, self.evaluation = Rates(), Rates()
 
     def learn(self, result: RunResult) -> None:
-        """Learn what a result cost."""
+        """Learn the costs of a result."""
         training, evaluation = kinds_of(result.settings, result.eval_data, result.evaluate)
         self.evaluation.learn(evaluation, result.evaluation_seconds)
         if result.work:
@@ -81,12 +81,12 @@ class Costs:
 
 
 class Estimate:
-    """Learns from every finished run what a run of its kind costs.
+    """Learns the cost of each kind of run from every finished one.
 
     Args:
         runs: all runs of the study.
-        done: the results that there are, by the name of their run.
-        others: results of other studies, which count where this one has none of a kind.
+        done: existing results, by the name of their run.
+        others: results of other studies, used where this one has none of a kind.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class Estimate:
         return run.epochs * images
 
     def knows(self, run: StudyRun) -> bool:
-        """Whether a run that costs as much per image was done."""
+        """Return True if a finished run had the same cost per image."""
         training, evaluation = kinds_of(run.resolved, run.eval_data, run.evaluate)
         known = (self.own, self.foreign)
         trained = run.encoder is not None or any(costs.training.has(training) for costs in known)
         return trained and any(costs.evaluation.has(evaluation) for costs in known)
 
     def seconds(self, runs: Iterable[StudyRun]) -> float:
-        """Core time of these runs. Those that share an encoder train it once, and ask it the same only once."""
+        """CPU time of these runs. Those that share an encoder train it once, and run equal evaluations once."""
         total = 0.0
         trained: set[str] = set()
         evaluated: set[tuple[Any, ...]] = set()
@@ -144,14 +144,14 @@ class Estimate:
 def rate_of(kind: tuple[Any, ...], own: Rates, foreign: Rates, guess: float) -> float:
     """The rate of a kind: where it was measured by this study or another; else of the nearest kind; else a guess."""
     if foreign.has(kind) and not own.has(kind):
-        return foreign.of(kind, guess)
-    return own.of(kind, foreign.of(kind, guess))
+        return foreign.nearest(kind, guess)
+    return own.nearest(kind, foreign.nearest(kind, guess))
 
 
 def kinds_of(
     settings: Mapping[str, Any], eval_data: Mapping[str, Any], columns: Mapping[str, Mapping[str, Any]]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What runs have in common whose images cost the same to train on, and those that cost the same to evaluate."""
+    """The kinds of a run: settings that decide its cost per image of training, and its cost of evaluation."""
     training = tuple(settings.get(name, DEFAULTS.get(name)) for name in KIND)
     evaluation = (
         json.dumps([dict(sorted(column.items())) for column in columns.values()]),
@@ -163,10 +163,10 @@ def kinds_of(
 
 
 def measure(run: StudyRun, place: Path, command: Sequence[str]) -> RunResult | None:
-    """The result of a run that makes a few steps and is evaluated; None if it fails, as the run itself will, too.
+    """The result of a few steps of a run and its evaluation; None if they fail, as the run itself will.
 
     Args:
-        run: what is measured.
+        run: the run to measure.
         place: the folder of the runs of its study.
         command: the command that carries out runs (see `mixview.experiments.runner.Runner`).
     """
@@ -186,8 +186,8 @@ def measure(run: StudyRun, place: Path, command: Sequence[str]) -> RunResult | N
         return next(iter(read(results_file, [])), None)
 
 
-class Pace:
-    """How much longer runs take than their estimate, on a machine that is busy with other things.
+class SlowdownTracker:
+    """Tracks how much slower runs are than their estimate, on a machine that is busy with other things.
 
     Args:
         clock: a function that returns the time in seconds.
@@ -199,7 +199,7 @@ class Pace:
         self.running: dict[str, tuple[float, float]] = {}  # when each began, and how far it was then
 
     def begin(self, name: str, share: float = 0.0) -> None:
-        """Start the clock for a run of which this share is done already."""
+        """Start the clock for a run of which this share is already done."""
         self.running[name] = self.clock(), share
 
     def end(self, name: str, seconds: float, finished: bool) -> None:

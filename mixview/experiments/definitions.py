@@ -1,4 +1,4 @@
-"""The YAML of studies: those that come with mixview and those of users, each laid over its base. Needs no torch."""
+"""The YAML of studies: those of mixview and those of users, each merged over its base. Needs no torch."""
 
 from importlib import resources
 from pathlib import Path
@@ -22,13 +22,13 @@ def names() -> list[str]:
 
 
 def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The content of a study, by its name or the path of its YAML file, laid over that of its base."""
+    """The content of a study, by its name or the path of its YAML file, merged over that of its base."""
     if name in below:
         raise ValueError(f"the study {below[0]} is its own base: {' -> '.join((*below, name))}")
     own = Path(name)
     if own.suffix in (".yaml", ".yml"):
         if not own.is_file():
-            raise ValueError(f"there is no study file {own}: give a path, or one of {', '.join(names())}")
+            raise ValueError(f"there is no study file {own}: pass a path, or one of {', '.join(names())}")
         content = read_yaml(own)
     else:
         file = FOLDER / f"{name}.yaml"
@@ -44,7 +44,7 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     if base is None:
         return content
     definition = read_definition(str(base), (*below, name))
-    for key in ("about", "grids", *(["evaluate"] if "evaluate" in content else [])):  # replaced, not laid over
+    for key in ("about", "grids", *(["evaluate"] if "evaluate" in content else [])):  # replaced, not merged
         definition.pop(key, None)
     merge(definition, content)
     return definition

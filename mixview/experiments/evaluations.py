@@ -1,11 +1,11 @@
-"""The evaluation protocols as columns of a study: their options, their defaults, and how one of them is run."""
+"""The evaluation protocols as columns of a study: their options, their defaults, and running one of them."""
 
 import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mixview.experiments.slugs import digest
+from mixview.experiments.file_names import digest
 from mixview.extensions import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def defaults(protocol: str) -> dict[str, Any]:
 
 
 def trains_network(protocol: str) -> bool:
-    """Whether a protocol trains the encoder itself."""
+    """Return True if a protocol trains the encoder itself."""
     return bool(PROTOCOLS.load(protocol).needs_network)
 
 
@@ -48,10 +48,10 @@ def run_column(
     """Run the protocol of a column; the result of several trials is their mean.
 
     Args:
-        run: what is evaluated.
+        run: the run to evaluate.
         folder: its run directory.
         column: protocol, metric and options.
-        contexts: encoder and images that were opened for earlier columns, and stay open.
+        contexts: encoders and images that earlier columns opened; they stay open.
         trust_remote_code: import a backbone of the user's own.
     """
     from mixview.evaluate.base import Protocol, build

@@ -1,4 +1,4 @@
-"""The compute of a step, counted: passes of images through the encoder, with and without a gradient."""
+"""The compute of a step, counted as encoder passes (grad / no grad)."""
 
 from dataclasses import fields, replace
 from typing import Any, NamedTuple

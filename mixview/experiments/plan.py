@@ -1,4 +1,4 @@
-"""What was planned before a study began, and what its results decide by that plan.
+"""Plans that are written before a study begins, and the decisions of its results under them.
 
     plan:
       date: "2026-11-18T21:00:00+00:00"      # when it was written; its commit says the same
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import msgspec
 
 from mixview.experiments.definitions import AXES, names, read_definition
-from mixview.experiments.slugs import digest
+from mixview.experiments.file_names import digest
 from mixview.options import brief
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ PLANNED, ADDED, CHANGED, OLDER = (
     "another plan",
     "older than the plan",
 )
-"""What a result is with regard to the plan: only the first can be confirmatory."""
+"""The status of a result under the plan: only the first can be confirmatory."""
 
 NOT_PLANNED = ("monitor", "accelerator", "devices", "nodes", "workers")
 """Settings that are no part of a plan: where a run works, and how it is monitored."""
@@ -59,26 +59,26 @@ class Plan:
     """The plan of a study, in the form in which a program can follow it."""
 
     date: str
-    """When it was written, with a time zone: results that began earlier are not confirmatory."""
+    """The time it was written, with a time zone: results that began earlier are not confirmatory."""
     document: str = ""
-    """Where it is explained."""
+    """The document that explains it."""
     hypotheses: list[str] = field(default_factory=list)
     regimes: dict[str, str] = field(default_factory=dict)
-    """What the datasets of the study stand for, by their label."""
+    """Descriptions of the regimes that the datasets of the study represent, by label."""
     budget: str = ""
     rule: str = ""
     """The rule in words."""
     columns: list[str] = field(default_factory=list)
     """The columns that decide."""
     confirmatory: bool = False
-    """Whether its comparisons decide something."""
+    """True if its comparisons decide something."""
     correction: Correction = "holm"
-    """How p-values are corrected for the number of planned comparisons."""
+    """The correction of p-values for the number of planned comparisons."""
     family: Family = "method"
     """Comparisons that are corrected together: those of a method, or all of the study."""
     level: float = 0.95
     margin: float = 0.5
-    """Points that a default may be behind the baseline, in no column and no regime more."""
+    """The number of points that a default may be behind the baseline in any column and regime."""
 
     @property
     def time(self) -> datetime:
@@ -151,8 +151,8 @@ def references(grid: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [value for axis in AXES for value in grid.get(axis, []) if isinstance(value, dict)]
 
 
-def standing(study: "Study", run: "StudyRun", result: "RunResult") -> str:
-    """What a result is with regard to the plan of the study."""
+def plan_status(study: "Study", run: "StudyRun", result: "RunResult") -> str:
+    """The status of a result under the plan of the study."""
     assert study.plan is not None
     if not run.planned:
         return ADDED
@@ -181,9 +181,9 @@ class Comparison(NamedTuple):
 
 
 def compare_rows(study: "Study", rows: Sequence["Row"]) -> list[Comparison]:
-    """The planned comparisons of a study, as far as there are rows, with their verdicts.
+    """The planned comparisons of the existing rows of a study, with their verdicts.
 
-    A comparison is open until all of its seeds are there, and counts in the correction of the others nevertheless.
+    A comparison is open until all of its seeds are finished. It counts in the correction of the others all the same.
     """
     from mixview.experiments.stats import adjust, compare
 
@@ -222,7 +222,7 @@ def compare_rows(study: "Study", rows: Sequence["Row"]) -> list[Comparison]:
 def values_of(study: "Study", row: "Row", column: str) -> dict[int, float]:
     """A column by seed, of the results that are confirmatory."""
     by_seed = {run.seed: run for run in row.runs}
-    confirmatory = tuple(each for each in row.results if standing(study, by_seed[each.seed], each) == PLANNED)
+    confirmatory = tuple(each for each in row.results if plan_status(study, by_seed[each.seed], each) == PLANNED)
     return row._replace(results=confirmatory).values(column)
 
 
@@ -256,7 +256,7 @@ def planned_rows(study: "Study") -> list[PlannedRows]:
 
 
 def missing_rows(study: "Study", comparisons: Iterable[Comparison]) -> list[PlannedRows]:
-    """The planned rows that are not there yet, because an earlier study has not chosen them."""
+    """The planned rows that are still missing because an earlier study has not chosen them."""
     there = {(each.row.method, each.row.data, each.row.variant, each.row.objective) for each in comparisons}
     found = Counter(key[:2] for key in there)
     return [
@@ -276,18 +276,18 @@ def count_comparisons(study: "Study", plan: Plan) -> dict[str, int]:
 
 
 class Decision(NamedTuple):
-    """What the rule makes the default of a method."""
+    """The default of a method, by the rule of the plan."""
 
     method: str
     objective: str
     reason: str
     done: int
-    """How many of its planned comparisons are there."""
+    """The number of its planned comparisons that have results."""
     planned: int
 
     @property
     def final(self) -> bool:
-        """Whether nothing is open that could change it."""
+        """True if no open comparison could change it."""
         return self.done == self.planned
 
 

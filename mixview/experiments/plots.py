@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixview.experiments.file_names import digest, slug
 from mixview.experiments.plan import Comparison, PlannedRows, compare_rows, missing_rows
 from mixview.experiments.results import RunResult
-from mixview.experiments.slugs import digest, slug
 from mixview.experiments.spec import Study
 from mixview.experiments.stats import summarize
 from mixview.experiments.tables import Row, count_seeds, join_labels, rows_of
@@ -211,7 +211,7 @@ def side_by_side(costs: Sequence[float]) -> list[float]:
 
 
 def is_longer_of(longer: Row, row: Row) -> bool:
-    """Whether a row is the baseline `row`, trained longer."""
+    """Return True if `longer` is the baseline `row`, trained longer."""
     return (
         longer.is_matched_baseline
         and not row.is_matched_baseline
@@ -260,10 +260,10 @@ def plot_differences(
     """The difference to the baseline of equal compute in every column, with its interval, row by row.
 
     Args:
-        comparisons: the planned comparisons of the rows that there are.
-        baseline: what they are compared with.
-        margin: how many points a default may be behind.
-        missing: planned rows that are not there yet.
+        comparisons: the planned comparisons of the existing rows.
+        baseline: the objective that they are compared with.
+        margin: the number of points that a default may be behind.
+        missing: planned rows without results.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -271,14 +271,7 @@ def plot_differences(
 
     columns = list(dict.fromkeys(each.column for each in comparisons))
     colors = dict(zip(columns, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined, unused-ignore]
-    variants = Counter(group[:2] for group in {each.row.group for each in comparisons})
-    own = [
-        (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
-        for row in (each.row for each in comparisons)
-    ]
-    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.number})") for each in missing)])
-    methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
-    rows = sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
+    own, rows = difference_rows(comparisons, missing)
     figure = Figure(figsize=(8.5, 1.4 + 0.36 * len(rows)), layout="constrained")
     axis = figure.subplots()
     for each, key in zip(comparisons, own, strict=True):
@@ -297,9 +290,7 @@ def plot_differences(
         shown = [each for each, key in zip(comparisons, own, strict=True) if key == row]
         if not any(each.difference for each in shown):
             axis.text(0.01, number, "open", transform=axis.get_yaxis_transform(), color="gray", fontsize=8, va="center")
-        pairs = [each.difference.pairs if each.difference else 0 for each in shown if each.verdict == "open"]
-        seeds = len(shown[0].row.runs) if shown else 0
-        labels.append(join_labels(*row) + (f" ({min(pairs)} of {seeds} seeds)" if pairs else ""))
+        labels.append(join_labels(*row) + missing_seeds(shown))
         if number and row[:2] != rows[number - 1][:2]:
             new_method = row[0] != rows[number - 1][0]
             axis.axhline(number - 0.5, color="gray" if new_method else "lightgray", linewidth=0.8)
@@ -317,6 +308,30 @@ def plot_differences(
     )
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=8)
     return figure
+
+
+DifferenceRow = tuple[str, str, str]
+"""Method, data, and the label of a row of `plot_differences`."""
+
+
+def difference_rows(
+    comparisons: Sequence[Comparison], missing: Sequence[PlannedRows]
+) -> tuple[list[DifferenceRow], list[DifferenceRow]]:
+    """The row of each comparison, and all rows in their order: methods and their datasets stand together."""
+    variants = Counter(group[:2] for group in {each.row.group for each in comparisons})
+    own = [
+        (row.method, row.data, join_labels(row.variant if variants[row.group[:2]] > 1 else "", row.objective))
+        for row in (each.row for each in comparisons)
+    ]
+    every = dict.fromkeys([*own, *((each.method, each.data, f"not chosen yet ({each.number})") for each in missing)])
+    methods, groups = list(dict.fromkeys(row[0] for row in every)), list(dict.fromkeys(row[:2] for row in every))
+    return own, sorted(every, key=lambda row: (methods.index(row[0]), groups.index(row[:2])))
+
+
+def missing_seeds(comparisons: Sequence[Comparison]) -> str:
+    """` (2 of 5 seeds)` for the comparisons of a row, some of which are open; empty if none is."""
+    pairs = [each.difference.pairs if each.difference else 0 for each in comparisons if each.verdict == "open"]
+    return f" ({min(pairs)} of {len(comparisons[0].row.runs)} seeds)" if pairs else ""
 
 
 def places_of(rows: Sequence[Row]) -> tuple[list[int], dict[tuple[str, str, str], int]]:

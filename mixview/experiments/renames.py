@@ -14,7 +14,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Renames:
-    """What changed from one format to the next, old name → new name."""
+    """The changes from one format to the next, old name → new name."""
 
     fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of the record itself."""
@@ -31,7 +31,7 @@ class Renames:
     """Phrases in the descriptions of protocols."""
 
     def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """The record under the new names. Whatever does not have the form of a record stays as it is."""
+        """The record under the new names. Anything without the form of a record stays unchanged."""
         new = {self.fields.get(name, name): value for name, value in record.items()}
         if isinstance(settings := new.get("settings"), dict):
             new["settings"] = dict(self.translate(settings))
@@ -69,7 +69,7 @@ class Renames:
         return description
 
     def translate_column(self, column: Mapping[str, Any]) -> dict[str, Any]:
-        """What a study says about one column: protocol, metric, and options of the protocol."""
+        """The definition of one column: protocol, metric, and options of the protocol."""
         protocol = column.get("protocol")
         if isinstance(protocol, str):
             protocol = self.protocols.get(protocol, protocol)

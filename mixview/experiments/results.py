@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mixview.experiments import evaluations
+from mixview.experiments.file_names import digest
 from mixview.experiments.renames import FORMAT, SHARED_OPTIONS, translate
-from mixview.experiments.slugs import digest
 from mixview.experiments.study_run import StudyRun, default_settings
 from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (
@@ -57,7 +57,7 @@ class RunResult:
     metrics: dict[str, float]
     """By column, in percent."""
     evaluate: dict[str, dict[str, Any]]
-    """By column: protocol, metric and options, as the study says them."""
+    """By column: protocol, metric and options, as in the study."""
     eval_data: dict[str, Any]
     """The images that it was evaluated with: data, train, test …"""
     evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -66,28 +66,28 @@ class RunResult:
     images_seen: Count = 0
     """Images over all steps, each as often as it was seen."""
     passes: tuple[Amount, Amount] = (0, 0)
-    """Encoder passes per step, with a gradient and without."""
+    """Encoder passes per step (grad, no grad)."""
     cpu_seconds: Amount = 0.0
-    """Processor time of the training steps."""
+    """CPU time of the training steps."""
     evaluation_seconds: Amount = 0.0
-    """Processor time of all evaluations."""
+    """CPU time of all evaluations."""
     curve: list[tuple[Count, Number]] = field(default_factory=list)
     """(step, k-NN accuracy in percent) during training."""
     collapse_metrics: dict[str, Number] = field(default_factory=dict)
     """Standard deviation, effective rank … at the last online evaluation."""
     descriptions: dict[str, str] = field(default_factory=dict)
-    """How each column was measured."""
+    """The description of each column's measurement."""
     warnings: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     """Resolved, under dotted names."""
     images: dict[str, Any] = field(default_factory=dict)
-    """What it was trained on: fingerprint, count."""
+    """The training images: fingerprint, count."""
     versions: dict[str, Any] = field(default_factory=dict)
     cpu: str = ""
     plan: str = ""
     """The hash of the plan that its study had, if there was one."""
     began: str = ""
-    """When its training began, or its evaluation if nothing was trained."""
+    """The start of its training, or of its evaluation if nothing was trained."""
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     @property
@@ -145,7 +145,7 @@ def read(path: Path, faults: list[str]) -> list[RunResult]:
 
     Args:
         path: the file; if there is none, there are no results.
-        faults: gets a sentence for everything that cannot be read and is left out.
+        faults: a list that gets a sentence for everything that cannot be read and is left out.
     """
     if not os.path.lexists(path):
         return []
@@ -188,7 +188,7 @@ def read_all(out: Path, faults: dict[str, list[str]] | None = None) -> Records:
 
     Args:
         out: the folder.
-        faults: gets, by study, a sentence for everything that cannot be read and is left out.
+        faults: lists by study that get a sentence for everything that cannot be read and is left out.
     """
     faults = {} if faults is None else faults
     folders = sorted(path for path in out.iterdir() if path.is_dir()) if out.is_dir() else []
@@ -222,7 +222,7 @@ def merge(folder: Path) -> int:
 
 
 def match(runs: Iterable[StudyRun], records: Records) -> dict[str, RunResult]:
-    """The results that there are, by the name of their run, under the labels that the study gives them."""
+    """Existing results by the name of their run, under the labels of the study."""
     pairs = ((run, match_one(run, records)) for run in runs)
     return {run.name: result for run, result in pairs if result is not None}
 
@@ -243,7 +243,7 @@ def find(run: StudyRun, out: Path) -> RunResult | None:
 
 
 def has_settings_of(result: RunResult, run: StudyRun) -> bool:
-    """Whether a result is of the settings and the images that a run has now."""
+    """Return True if a result has the current settings and images of a run."""
     if result.seed != run.seed or result.eval_data != run.eval_data:
         return False
     now, defaults = run.resolved, default_settings(run)

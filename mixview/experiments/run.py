@@ -67,9 +67,9 @@ def main(arguments: list[str]) -> int:
 
 
 def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
-    """The run with the folders of the encoders that it begins with or learns from; None when stopped before.
+    """The run with the folders of the encoders that it starts from or learns from; None when stopped before.
 
-    Whoever needs one first trains it; the others wait for it.
+    The first run that needs an encoder trains it; the others wait.
     """
     folders = {}
     for key, settings in run.encoders.items():
@@ -115,7 +115,7 @@ def pretrain(run: StudyRun, folder: Path) -> bool:
 
 
 def has_settings_of(run: StudyRun, config: dict[str, Any]) -> bool:
-    """Whether a run directory was begun under what the settings of the run mean today."""
+    """Return True if a run directory was started under the current meaning of the run's settings."""
     then = flatten(config, empty=True)
     return all(
         then.get(name) == value

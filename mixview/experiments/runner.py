@@ -24,8 +24,8 @@ from rich.console import Console
 
 from mixview.data.cache import cache_folder
 from mixview.experiments import results
-from mixview.experiments.claims import Claims
-from mixview.experiments.cost import Estimate, Pace
+from mixview.experiments.cost import Estimate, SlowdownTracker
+from mixview.experiments.leases import Leases
 from mixview.experiments.run import INTERRUPTED, PARENT, TRUST
 from mixview.experiments.spec import Study
 from mixview.experiments.study_run import StudyRun, to_json
@@ -36,11 +36,10 @@ from mixview.runs.run_directory import lock_exclusively, read_status
 STOP_TIMEOUT = 120.0
 """Seconds that a run has to stop gracefully; then it is killed, and resumes from its last checkpoint."""
 
-
-CLAIMS = "claims"
-"""The folder of a study that says which machine carries out what."""
+LEASES = "leases"
+"""The folder of a study with the leases of the machines that share it."""
 RETRY_SECONDS = 10.0
-"""Seconds between two attempts to take over what other machines have claimed."""
+"""Seconds between two attempts to take over the runs of other machines."""
 
 
 class StudyError(RuntimeError):
@@ -102,15 +101,15 @@ class Runner:
         self.failed: dict[str, str] = {}
         self.place = self.runs / self.study.name
         self.results_file = results.path_of(self.study.name, self.out, self.machine)
-        folder = self.out / self.study.name / CLAIMS
+        folder = self.out / self.study.name / LEASES
         # The lock of the folder of runs keeps out a second process of this name.
-        self.claims = (
-            None if self.machine is None else Claims(folder, f"{platform.node()} {self.machine} {self.place.resolve()}")
+        self.leases = (
+            None if self.machine is None else Leases(folder, f"{platform.node()} {self.machine} {self.place.resolve()}")
         )
 
     def run(self) -> bool:
         """Carry out the runs that are not done yet. Returns whether the study is complete; raises if runs failed."""
-        with locked(self.place), self.handle_signals(), self.claims or contextlib.nullcontext():
+        with locked(self.place), self.handle_signals(), self.leases or contextlib.nullcontext():
             results.check_writable(self.results_file)
             faults: dict[str, list[str]] = {}
             records = results.read_all(self.out, faults)
@@ -122,7 +121,7 @@ class Runner:
             left = estimate.seconds(todo)
             self.say(
                 f"{self.study.name}: {len(self.study.runs)} runs, {len(done)} done; "
-                f"about {duration(left)} of core time left, {duration(left / self.cores)} on {self.cores} cores."
+                f"about {duration(left)} of CPU time left, {duration(left / self.cores)} on {self.cores} cores."
             )
             if todo:
                 self.run_all(group_by_encoder(todo), estimate)
@@ -137,7 +136,7 @@ class Runner:
     def run_all(self, todo: list[list[StudyRun]], estimate: Estimate) -> None:
         """Keep `cores` encoders in work until there are none left, or it is time to stop."""
         deadline = None if self.seconds is None else time.monotonic() + self.seconds
-        waiting, running, pace = list(todo), list[Job](), Pace()
+        waiting, running, tracker = list(todo), list[Job](), SlowdownTracker()
         with self.bar(estimate.seconds(itertools.chain(*todo))) as show:
             try:
                 while waiting or running:
@@ -148,60 +147,60 @@ class Runner:
                         return
                     for runs in self.next_of(waiting, self.cores - len(running)):
                         running.append(self.start(runs))
-                        pace.begin(runs[0].encoder_name, self.share_done(runs, estimate))
+                        tracker.begin(runs[0].encoder_name, self.share_done(runs, estimate))
                     for job in [job for job in running if job.process.poll() is not None]:
                         running.remove(job)
                         if self.lost(job) and job.process.returncode:
                             waiting.append(job.runs)  # until the other has done it
-                        pace.end(job.name, estimate.seconds(job.runs), job.process.returncode == 0)
+                        tracker.end(job.name, estimate.seconds(job.runs), job.process.returncode == 0)
                         self.finish(job, estimate)
                     for job in filter(self.lost, running):
                         job.process.terminate()
                     show(
                         len(todo) - len(waiting) - len(running),
                         len(todo),
-                        *self.time_left(waiting, running, estimate, pace),
+                        *self.time_left(waiting, running, estimate, tracker),
                     )
                     time.sleep(0.5)
             finally:
                 self.stop(running, estimate)
 
     def lost(self, job: Job) -> bool:
-        """Whether another machine has taken over a job, because this one gave no sign of life for too long."""
-        return self.claims is not None and self.claims.is_lost(job.name)
+        """Return True if another machine has taken over a job because this one gave no sign of life for too long."""
+        return self.leases is not None and self.leases.is_lost(job.name)
 
     def next_of(self, waiting: list[list[StudyRun]], count: int) -> Iterator[list[StudyRun]]:
-        """Up to so many of the waiting encoders that can be begun now, taken from the list and claimed."""
-        if count < 1 or (self.claims is not None and time.monotonic() < self.next_retry):
+        """Up to `count` waiting encoders that can start now, removed from the list, with their leases taken."""
+        if count < 1 or (self.leases is not None and time.monotonic() < self.next_retry):
             return
         records: results.Records | None = None
         for runs in list(waiting):
             if count < 1:
                 return
             name = runs[0].encoder_name
-            claimed = self.claims is None or self.claims.take(name)
-            if claimed or records is None:
+            leased = self.leases is None or self.leases.take(name)
+            if leased or records is None:
                 records = results.read_all(self.out)
             done = results.match(runs, records)  # by another machine or study, in the meantime
             left = [run for run in runs if run.name not in done]
-            if left and not claimed:
+            if left and not leased:
                 continue  # another machine is at it
             waiting.remove(runs)
             if left:
                 count -= 1
                 yield left
-            elif claimed and self.claims is not None:
-                self.claims.release(name)
+            elif leased and self.leases is not None:
+                self.leases.release(name)
         self.next_retry = time.monotonic() + RETRY_SECONDS  # what is left is others': they finish it, or die
 
     def time_left(
-        self, waiting: list[list[StudyRun]], running: list[Job], estimate: Estimate, pace: Pace
+        self, waiting: list[list[StudyRun]], running: list[Job], estimate: Estimate, tracker: SlowdownTracker
     ) -> tuple[float, float]:
-        """Seconds of core time and of wall-clock time that are left."""
+        """Remaining seconds of CPU time and of wall-clock time."""
         seconds = {job.name: estimate.seconds(job.runs) for job in running}
         shares = {job.name: self.share_done(job.runs, estimate) for job in running}
         left = estimate.seconds(itertools.chain(*waiting)) + sum((1 - shares[name]) * seconds[name] for name in seconds)
-        return left, left * pace.slowdown(shares, seconds) / self.cores
+        return left, left * tracker.slowdown(shares, seconds) / self.cores
 
     def share_done(self, runs: list[StudyRun], estimate: Estimate) -> float:
         """The share of a training that is in its last checkpoint, 0 to 1."""
@@ -239,8 +238,8 @@ class Runner:
         """Record the end of a process."""
         code = job.process.returncode
         done = results.match(job.runs, results.read_all(self.out)) if code == 0 else {}
-        if self.claims is not None:
-            self.claims.release(job.name)
+        if self.leases is not None:
+            self.leases.release(job.name)
         if len(done) < len(job.runs):
             if code != INTERRUPTED and not self.stop_reason:
                 self.failed[job.run.name] = str(job.log)
@@ -276,7 +275,7 @@ class Runner:
     def bar(self, seconds: float) -> Iterator[Callable[[int, int, float, float], None]]:
         """A function that shows how far the study is: a bar on a terminal, else a line every five minutes.
 
-        It takes the numbers of finished and of all runs, and the seconds of core time and of wall-clock time left.
+        It takes the numbers of finished and of all runs, and the remaining seconds of CPU time and of wall-clock time.
         """
         if not self.console.is_terminal:
             last_time = time.monotonic()

@@ -42,10 +42,10 @@ from mixview.experiments import results
 from mixview.experiments.checks import check
 from mixview.experiments.definitions import AXES, read_definition
 from mixview.experiments.evaluations import trains_network
+from mixview.experiments.file_names import digest
 from mixview.experiments.passes import Passes, count_passes
 from mixview.experiments.plan import Plan, plan_hash, sister_plans
 from mixview.experiments.results import MAX_RUNS, Records
-from mixview.experiments.slugs import digest
 from mixview.experiments.study_run import ENCODER_PREFIX, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
 from mixview.options import brief, hint_at
@@ -75,11 +75,11 @@ class Study:
     baseline: str | None = None
     about: dict[str, str] = field(default_factory=dict)
     waiting: tuple[str, ...] = ()
-    """What cannot be run before an earlier study has chosen, and which."""
+    """The parts that wait for the choice of an earlier study, and the study."""
 
     @property
     def plan(self) -> Plan | None:
-        """What was planned, if anything was."""
+        """The plan, if there is one."""
         content = self.definition.get("plan")
         return None if content is None else Plan(**content)
 
@@ -99,7 +99,7 @@ def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_rem
 
     Args:
         name: the name, or the path.
-        records: the results that there are, by study: those of earlier studies choose values of this one.
+        records: existing results by study: those of earlier studies choose values of this one.
         trust_remote_code: import the code that it names. That runs it.
 
     Example:
@@ -112,7 +112,7 @@ def read(name: str, records: Mapping[str, list[Any]] | None = None, *, trust_rem
 
 
 def expand(name: str, definition: dict[str, Any], records: Records | None = None) -> Study:
-    """The runs of a study: seed by seed, so that what is there early compares fairly."""
+    """The runs of a study, seed by seed: the first results already allow fair comparisons."""
     check(name, definition)
     # YAML reads a value that is called 0.1 or 64 as a number.
     definition = definition | {
@@ -130,7 +130,7 @@ def expand(name: str, definition: dict[str, Any], records: Records | None = None
                 by_name.setdefault(run.name, replace(run, plan=plan, planned="added" not in grid))
     runs = list(by_name.values())
     if not runs and not choices.waiting:
-        raise ValueError(f"the study {name} has no runs: give it grids, or methods and objectives")
+        raise ValueError(f"the study {name} has no runs: add grids, or methods and objectives")
     if baseline is not None:
         runs = match_compute(runs, baseline, by=definition.get("match_compute", False))
     order = {seed: number for number, seed in enumerate(dict.fromkeys(run.seed for run in runs))}
@@ -145,7 +145,7 @@ def expand(name: str, definition: dict[str, Any], records: Records | None = None
 
 
 def encoder_settings(definition: dict[str, Any], content: dict[str, Any] | None) -> dict[str, Any]:
-    """The settings of an encoder that runs of the study begin with or learn from."""
+    """The settings of an encoder that runs of the study start from or learn from."""
     settings: dict[str, Any] = copy.deepcopy(definition.get("settings", {}))
     merge(settings, copy.deepcopy(content or {}))
     return settings
@@ -155,7 +155,7 @@ class Choices:
     """The values that the results of earlier studies choose.
 
     Args:
-        records: the results that there are, by study.
+        records: existing results by study.
     """
 
     def __init__(self, records: Records) -> None:
@@ -203,7 +203,7 @@ def combinations(
                 raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint_at(value, known)}")
         listed.append(values)
     if math.prod(map(len, listed)) > MAX_RUNS:
-        raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: give its grids fewer values")
+        raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: use fewer values in its grids")
     for data, method in itertools.product(*listed[:2]):
         chosen = [
             choose(axis, values, data, method, choices) for axis, values in zip(AXES[2:], listed[2:], strict=True)
@@ -246,7 +246,7 @@ def make_run(
         encoder = content.pop("encoder", encoder)
         merge(settings, content)
     settings["seed"] = seed
-    used = name_encoders(study, settings, encoders)
+    used = resolve_encoders(study, settings, encoders)
     eval_data = {"data": settings.get("data")} | eval_data
     if encoder == "pixels":  # there is no network that could be trained
         evaluate = {column: each for column, each in evaluate.items() if not trains_network(each["protocol"])}
@@ -268,14 +268,14 @@ def make_run(
     )
 
 
-def name_encoders(
+def resolve_encoders(
     study: str, settings: dict[str, Any], encoders: Mapping[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Write @KEY, a hash of its settings, where settings have @NAME; returns the settings of each by key."""
     used: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            used |= name_encoders(study, value, encoders)
+            used |= resolve_encoders(study, value, encoders)
         elif isinstance(value, str) and value.startswith(ENCODER_PREFIX):
             label = value.removeprefix(ENCODER_PREFIX)
             if label not in encoders:
@@ -292,7 +292,7 @@ def passes_per_step(settings: dict[str, Any]) -> Passes:
     """The passes per step under these settings, counted once for all that share what matters."""
     given = from_plain(copy.deepcopy(settings))
     if given.batch_size == "auto":
-        raise ValueError("a study compares runs of equal length: give batch_size a number instead of auto")
+        raise ValueError("a study compares runs of equal length: set batch_size to a number instead of auto")
     key = repr((given.method, given.objective, given.mixing, given.augment, given.size))
     if key not in PASSES_CACHE:
         PASSES_CACHE[key] = count_passes(given)
@@ -308,8 +308,8 @@ def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> lis
     Args:
         runs: the runs of the study.
         baseline: the objective of the baseline.
-        by: where there is none, add one that is trained for as long (True), or train the run itself for as many
-            epochs as cost what the baseline costs ("epochs"); otherwise (False) such runs have no match.
+        by: the way to match a run without such a baseline: add one with as much compute (True), or change the run's
+            own epochs to cost what the baseline costs ("epochs"); with False it has no match.
     """
     baselines = {(*run.group, run.seed): run for run in runs if run.objective == baseline}
     matched: dict[str, StudyRun] = {}
@@ -339,5 +339,5 @@ def match_compute(runs: list[StudyRun], baseline: str, *, by: bool | str) -> lis
 
 
 def equally_expensive(run: StudyRun, other: StudyRun) -> bool:
-    """Whether a pass costs the same in both, and an epoch has equally many."""
+    """Return True if a pass costs the same in both, and an epoch has equally many."""
     return all(run.settings.get(name) == other.settings.get(name) for name in COST_SETTINGS)

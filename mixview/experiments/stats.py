@@ -35,7 +35,7 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Whether the interval excludes zero."""
+        """True if the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def __str__(self) -> str:
@@ -75,8 +75,8 @@ def adjust(p_values: Sequence[float], count: int, *, bonferroni: bool = False) -
     """p-values corrected for multiple comparisons, by Holm's method or by Bonferroni's.
 
     Args:
-        p_values: those that are known.
-        count: how many comparisons were planned; those that are not known yet count as 1.
+        p_values: the known ones.
+        count: the number of planned comparisons; unknown ones count as 1.
         bonferroni: multiply all by the count, which is simpler and finds less.
     """
     order = sorted(range(len(p_values)), key=lambda place: p_values[place])

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
+from mixview.experiments.file_names import digest, slug
 from mixview.experiments.passes import Passes
-from mixview.experiments.slugs import digest, slug
 from mixview.io.records import flatten
 from mixview.runs.run_directory import plain
 from mixview.train.config import PretrainConfig, from_plain, to_plain
 
 ENCODER_PREFIX = "@"
-"""What a setting begins with that names an encoder of the study."""
+"""The first character of a setting that names an encoder of the study."""
 RUNTIME_SETTINGS = ("out", "resume", "max_time", "devices", "nodes", "accelerator", "workers")
-"""Settings for where and how long a run works, which do not change its result."""
+"""Settings of place and duration, which do not change the result of a run."""
 UNTRAINED = Passes(0, 0)
 
 
@@ -37,7 +37,7 @@ class StudyRun:
     eval_data: dict[str, Any]
     """The images to evaluate with: data, train, test …, options of every protocol."""
     encoder: str | None = None
-    """What is evaluated instead of a pretrained encoder: random or pixels."""
+    """The encoder that is evaluated instead of a pretrained one: random or pixels."""
     matched: str | None = None
     """The objective of the baseline that costs as much as this run, where the study has one."""
     passes: Passes = UNTRAINED
@@ -49,7 +49,7 @@ class StudyRun:
     plan: str = ""
     """The hash of the plan of its study, if there is one."""
     planned: bool = True
-    """Whether it was part of the study from the beginning."""
+    """True if it was part of the study from the beginning."""
 
     @property
     def key(self) -> str:
@@ -74,7 +74,7 @@ class StudyRun:
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What it has in common with the runs that it is compared with."""
+        """The labels that it shares with the runs that it is compared with."""
         return self.data, self.method, self.variant
 
     @property
@@ -103,7 +103,7 @@ def flat_settings(config: PretrainConfig) -> dict[str, Any]:
 
 
 def default_settings(run: StudyRun) -> Mapping[str, Any]:
-    """What the settings of a run are where nothing is given."""
+    """The default settings of a run's method."""
     if run.encoder is not None:
         return {}
     method = run.settings.get("method")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, standing
+from mixview.experiments.plan import ADDED, PLANNED, compare_rows, decide, missing_rows, plan_hash, plan_status
 from mixview.experiments.results import RunResult
 from mixview.experiments.spec import IMAGES, Study
 from mixview.experiments.stats import compare, summarize
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def is_matched_baseline(self) -> bool:
-        """Whether it is a baseline that was added to match the compute of another row."""
+        """True if it is a baseline that was added to match the compute of another row."""
         return self.runs[0].is_matched_baseline
 
     def values(self, column: str) -> dict[int, float]:
@@ -101,12 +101,12 @@ def render(study: Study, results: dict[str, RunResult]) -> str:
 
 
 def core_hours(results: Iterable[RunResult]) -> float:
-    """Processor time of training and evaluation."""
+    """CPU hours of training and evaluation."""
     return sum(result.cpu_seconds + result.evaluation_seconds for result in results) / 3600
 
 
 def plan_notes(study: Study) -> list[str]:
-    """What was planned and when, and what waits for an earlier study."""
+    """Lines on the plan, its date, and the parts that wait for an earlier study."""
     lines = []
     if (plan := study.plan) is not None:
         document = f", explained in {plan.document}" if plan.document else ""
@@ -155,16 +155,16 @@ def verdict_table(rows: Sequence[Row], study: Study) -> list[str]:
 
 
 def regime_note(data: str, study: Study) -> list[str]:
-    """What a dataset of the study stands for, where it decides defaults; other studies of the plan may change it."""
+    """The regime that a dataset of the study represents, where it decides defaults."""
     text = study.plan.regimes.get(data) if study.plan is not None and study.plan.rule else None
     return [] if text is None else [f"{inline(text)}.", ""]
 
 
-def standing_of(row: Row, study: Study) -> str:
-    """Whether a row was planned, or was added later."""
+def plan_status_of(row: Row, study: Study) -> str:
+    """The plan status of a row's results; without results, planned or added later."""
     by_seed = {run.seed: run for run in row.runs}
-    standings = [standing(study, by_seed[each.seed], each) for each in row.results]
-    return ", ".join(dict.fromkeys(standings or [PLANNED if row.runs[0].planned else ADDED]))
+    statuses = [plan_status(study, by_seed[each.seed], each) for each in row.results]
+    return ", ".join(dict.fromkeys(statuses or [PLANNED if row.runs[0].planned else ADDED]))
 
 
 def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
@@ -186,7 +186,7 @@ def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
     ]
     for row in rows:
         rank = [rank_of(row)] if ranked else []
-        plan = [standing_of(row, study)] if planned else []
+        plan = [plan_status_of(row, study)] if planned else []
         table.append([inline(row.label), *plan, count_seeds(row), *cost_of(row, rows, study.baseline), *rank])
         for column in columns:
             values = list(row.values(column).values())
@@ -195,7 +195,7 @@ def metric_table(rows: Sequence[Row], study: Study) -> list[str]:
 
 
 def above_random(rows: Sequence[Row], baseline: str | None, column: str = "linear", enough: float = 10.0) -> list[str]:
-    """How far the baselines are above a random encoder: comparing with one that has hardly learned is meaningless."""
+    """The gains of the baselines over a random encoder: comparing with one that has hardly learned is meaningless."""
     untrained = [
         row.values(column)
         for row in rows
@@ -226,12 +226,12 @@ def count_seeds(row: Row) -> str:
 
 
 def count_of(done: int, wanted: int) -> str:
-    """How many, and out of how many if there are more."""
+    """A count, with the wanted count if that is larger."""
     return str(done) if done == wanted else f"{done} of {wanted}"
 
 
 def cost_of(row: Row, rows: Sequence[Row], baseline: str | None) -> list[str]:
-    """Steps, passes relative to the baseline of the group, and processor minutes of training."""
+    """Steps, passes relative to the baseline of the group, and CPU minutes of training."""
     if not row.results or not row.trained:
         return ["", "", ""]
     base = next(
@@ -323,7 +323,7 @@ def same_compute(row: Row) -> str | None:
 
 
 def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
-    """How the columns were measured, and warnings."""
+    """Descriptions of the columns, and warnings."""
     results = list(results)
     lines = []
     if any("effective_rank" in result.collapse_metrics for result in results):
@@ -355,7 +355,7 @@ def notes(study: Study, results: Iterable[RunResult]) -> list[str]:
 
 
 def other_results(results: Iterable[RunResult], shown: Iterable[RunResult]) -> list[str]:
-    """Results that are in the folder of a study, and in none of its rows: nothing that was run is left out."""
+    """The results in the folder of a study that are in none of its rows, so that none is hidden."""
     known = {(each.identity, each.made) for each in shown}
     others = [each for each in results if (each.identity, each.made) not in known]
     if not others:
@@ -367,7 +367,7 @@ def other_results(results: Iterable[RunResult], shown: Iterable[RunResult]) -> l
         label = join_labels(each.data, each.method, each.variant, each.objective)
         table.append([inline(label), str(each.seed), inline(each.made[:10]), *values])
     return [
-        "Results that the study does not ask for now: their settings are others, or they were measured again.",
+        "Results outside the current study definition (different settings, or superseded):",
         "",
         *markdown(table),
         "",

@@ -15,9 +15,9 @@ def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = Fa
 
     Args:
         body: the name of its template.
-        parts: what stands in it, the title among them.
+        parts: its contents by name, the title among them.
         style: all of its CSS.
-        scripts: whether the page may run what is inside it; nothing from elsewhere ever may.
+        scripts: allow the scripts inside the page; others are never allowed.
     """
     allowed = "; script-src 'unsafe-inline'" if scripts else ""
     parts_of_page = {"title": parts["title"], "style": style, "scripts": allowed, "body": fill(body, parts)}
@@ -26,5 +26,5 @@ def frame(body: str, parts: Mapping[str, str], *, style: str, scripts: bool = Fa
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """A template with its `{{names}}` replaced, in one go: what a part holds is not looked at again."""
+    """A template with its `{{names}}` replaced in one pass: the contents of a part are never expanded."""
     return re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], asset(template))

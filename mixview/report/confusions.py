@@ -1,4 +1,4 @@
-"""Which classes an encoder confuses: every image classified by its neighbors, and the mistakes counted."""
+"""The classes that an encoder confuses: every image classified by its neighbors, and the mistakes counted."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Confusion(NamedTuple):
 
 
 class Confusions(NamedTuple):
-    """How the neighbors classify all labeled images."""
+    """The classification of all labeled images by their neighbors."""
 
     correct: int
     queries: int

@@ -1,4 +1,4 @@
-"""What a report shows, gathered from runs into plain values that JSON can hold. What cannot be shown is a note."""
+"""The content of a report, gathered from runs into plain values for JSON. Everything that cannot be shown is a note."""
 
 import base64
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from mixview.runs.progress_bar import bar
 from mixview.train.gain import compare
 
 SMALLEST = 450
-"""Bytes of the smallest tile that one can make anything out on."""
+"""Bytes of the smallest recognizable tile."""
 
 
 class Budget(NamedTuple):
-    """How the 15 MB of a page are shared out, in bytes of what is encoded (a third less than it then takes)."""
+    """The budget of a page of 15 MB, in bytes before base64 (which takes a third more)."""
 
     sprites: int = 5_000_000
     points: int = 3_000_000
@@ -44,7 +44,7 @@ class Budget(NamedTuple):
     """For each metric, of all runs together."""
 
     def images(self, wanted: int, runs: int, sets: int) -> int:
-        """How many images each run can be shown with, given how many runs and sets of images there are."""
+        """The number of images per run that fits into the budget with this number of runs and of sets of images."""
         each = 2 * 2 + 2 * NEIGHBORS + 2 * 2 + 2 + 1  # bytes per image and run, see `pack_map`
         affordable = min(self.points // (each * max(runs, 1)), self.sprites // (SMALLEST * max(sets, 1)))
         return min(wanted, max(50, affordable))
@@ -52,15 +52,15 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True)
 class Showing:
-    """How a report is made."""
+    """Options of a report."""
 
     images: int = 1000
     data: str | None = None
-    """Show these images, whatever the runs were trained on."""
+    """Show these images instead of those of the runs."""
     split: str | None = None
     trust_remote_code: bool = False
     fetch: bool = False
-    """Read what a run was trained on from a server, where its settings name one."""
+    """Read the images of a run from a server, where its settings name one."""
     work: Work = field(default_factory=Work)
     budget: Budget = field(default_factory=Budget)
 
@@ -74,7 +74,7 @@ class Gallery:
         self.count = showing.budget.images(showing.images, len(opened), len(sets))
         self.sets: dict[str, ImageSet] = {}
         self.models: dict[str, Embedding] = {}
-        """The first run's map of each set, which the others are turned like."""
+        """The first run's map of each set, to which the others are aligned."""
 
     def add(self, source: Source, description: str) -> str:
         """The key of the set of images from this source."""
@@ -142,7 +142,7 @@ def assemble(gathered: Gathered, showing: Showing) -> dict[str, Any]:
             table._asdict()
             for table in paper.tables()["tab:moco-mem-cost"]
             if any(
-                paper.is_pretrained_alike(run.settings) for run in runs
+                paper.matches_pretraining(run.settings) for run in runs
             )  # what else was trained costs something else
         ],
         "neighbors": NEIGHBORS,
@@ -157,7 +157,7 @@ def describe_cell(cell: Cell) -> dict[str, Any]:
 
 
 class Opened(NamedTuple):
-    """The data of a run, as far as it is still there."""
+    """The data of a run, as far as it still exists."""
 
     data: Data | None
     source: Source | None
@@ -167,7 +167,7 @@ class Opened(NamedTuple):
 
 
 def open_images(run: ReportRun, showing: Showing) -> Opened:
-    """What a run was trained on, and the images to show it with. Whatever fails of that is a note."""
+    """The training data of a run, and the images to show it with. Every failure becomes a note."""
     data, source, description, notes = None, None, "", list(run.notes)
     try:
         data = open_data(run, showing.fetch)
@@ -183,7 +183,7 @@ def open_images(run: ReportRun, showing: Showing) -> Opened:
 
 
 def describe(run: ReportRun, opened: Opened, gallery: Gallery, runs: int) -> dict[str, Any]:
-    """One run. Whatever fails of the images is a note, and the rest is image_set."""
+    """One run. Every failure with its images becomes a note, and the rest is shown."""
     budget, notes = gallery.showing.budget, opened.notes
     key, embedding = place(run, opened, gallery)
     points = max(30, min(200, budget.curve_points // max(runs, 1)))
@@ -211,7 +211,7 @@ def describe(run: ReportRun, opened: Opened, gallery: Gallery, runs: int) -> dic
 
 
 def place(run: ReportRun, opened: Opened, gallery: Gallery) -> tuple[str | None, Embedding | None]:
-    """The images that a run is shown with and where it puts them, as far as there are images and an encoder."""
+    """The images that a run is shown with and their embedding, as far as there are images and an encoder."""
     showing, notes = gallery.showing, opened.notes
     if opened.source is None:
         return None, None
@@ -235,7 +235,7 @@ def place(run: ReportRun, opened: Opened, gallery: Gallery) -> tuple[str | None,
 
 
 def findings_of(embedding: Embedding, run: ReportRun) -> dict[str, Any]:
-    """What the features say of the images without labels, and whether they have collapsed."""
+    """Findings in the features without labels, and the check for collapse."""
     last: dict[str, Any] = next((record for record in reversed(run.metrics) if "effective_rank" in record), {})
     logged = {name: float(last[name]) for name in ("std", "effective_rank") if isinstance(last.get(name), int | float)}
     findings = embedding.findings
@@ -267,7 +267,7 @@ def strip_of(run: ReportRun, data: Data | None, budget: int, notes: list[str]) -
 
 
 def describe_settings(run: ReportRun) -> list[list[str]]:
-    """What was trained on what: (name, value) pairs."""
+    """The main settings of a run: (name, value) pairs."""
     config, mixing = run.config, run.config.get("mixing") or {}
     pairs = {
         "method": run.method,
@@ -289,7 +289,7 @@ def describe_settings(run: ReportRun) -> list[list[str]]:
 
 
 def describe_progress(run: ReportRun) -> str:
-    """How far it is."""
+    """The progress of a run as text."""
     epoch, of = run.status.get("epoch"), run.config.get("epochs")
     if epoch is None:
         return "no status"
@@ -297,7 +297,7 @@ def describe_progress(run: ReportRun) -> str:
 
 
 def cost_of(run: ReportRun) -> dict[str, Any]:
-    """What it took, as far as its folder says."""
+    """The cost of a run, as far as its folder records it."""
     seconds, step, batch = run.seconds, run.status.get("step"), run.config.get("batch_size")
     devices = run.environment.get("devices") or []
     cpu = run.environment.get("cpu") or {}
@@ -314,7 +314,7 @@ def cost_of(run: ReportRun) -> dict[str, Any]:
 
 
 def pack_map(embedding: Embedding) -> dict[str, Any]:
-    """An embedding in as few bytes as show it."""
+    """An embedding in few bytes."""
     count = len(embedding.places)
     near = embedding.neighbors.position[:, :NEIGHBORS].numpy()
     return {

@@ -1,4 +1,4 @@
-"""What a source looks like: its images with their classes, boxes and masks, their views and their mixtures."""
+"""Pictures of a source: its images with their classes, boxes and masks, their views and their mixtures."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from mixview.mixing import CutMix, Mixup
 def source_rows(
     source: Source, count: int = 8, seed: int = 0, tile: int = TILE, augment: str | None = None
 ) -> list[Row]:
-    """What a source looks like: `count` of its images, drawn by the seed, their views, and their mixtures.
+    """Rows of pictures of a source: `count` of its images, drawn by the seed, their views, and their mixtures.
 
     With an augmentation there are all views of each image, and the first ones are mixed, as in training; without one,
     the images themselves are mixed.
@@ -58,7 +58,7 @@ def to_pictures(batch: Tensor) -> list[Pixels]:
 
 
 def is_encoded(source: Source, index: int) -> bool:
-    """Whether a source reads files, not arrays, which may have any number of channels."""
+    """Return True if a source reads files, not arrays, which may have any number of channels."""
     try:
         return isinstance(source.read(index), bytes)
     except BadImage:

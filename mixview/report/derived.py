@@ -1,5 +1,5 @@
-"""Sources that are made of another: mixtures of its images, and views of them. Features of these are then features
-like any others (`mixview.encoders.features`): made once, kept, by any number of processes.
+"""Sources derived from another: mixtures of its images, and views of them. Their features are extracted and cached
+like any others (`mixview.encoders.features`).
 """
 
 import hashlib
@@ -22,7 +22,7 @@ MixerName = Literal["cutmix", "mixup"]
 
 
 class Recipe(NamedTuple):
-    """How pairs are mixed: always the same way, so that encoders are shown the same mixtures."""
+    """Settings of the mixtures: always the same, so that encoders see the same mixtures."""
 
     mixer: MixerName = "cutmix"
     lam: float | None = 0.5
@@ -36,9 +36,9 @@ class Mixtures(Source):
 
     Args:
         source: the images.
-        size: of the mixtures, and of the center crops that they are made of.
-        decoder: how images are decoded.
-        recipe: how they are mixed.
+        size: side of the mixtures, and of the center crops that they are made of.
+        decoder: the decoder of the images.
+        recipe: settings of the mixtures.
     """
 
     kind: ClassVar[str] = "mixtures"
@@ -57,7 +57,7 @@ class Mixtures(Source):
         return f"{index}_{self.partner(index)}"
 
     def partner(self, index: int) -> int:
-        """Who image i is mixed with."""
+        """The index of the image that image i is mixed with."""
         return len(self.source) - 1 - index
 
     def fingerprint(self) -> str:
@@ -69,7 +69,7 @@ class Mixtures(Source):
         return to_pictures(self.draw(index, pair)(pair)[:1])[0]
 
     def input_of(self, index: int) -> Tensor:
-        """[C, size, size] an image as an encoder is shown it, in [0, 1]."""
+        """[C, size, size] an image as an encoder sees it, in [0, 1]."""
         data, name = self.source.read(index), self.source.name(index)
         return self.crop(to_tensor(self.decoder(data, name, self.crop.decode_factor)))
 
@@ -89,7 +89,7 @@ class Mixtures(Source):
         return (torch.stack(boxes).double() * 255 / self.size).round().to(torch.uint8).numpy()
 
     def share(self, index: int) -> float:
-        """How much of the mixture is image i: what was requested, minus what the border of the image cut off."""
+        """The share of image i in the mixture: the requested one, minus the part that the image's border cut off."""
         return float(self.draw(index, torch.zeros(2, 1, self.size, self.size)).lam[0])
 
 
@@ -99,10 +99,10 @@ class Augmented(Source):
 
     Args:
         source: the images.
-        policy: as in training, without normalization; views are its first ones.
+        policy: an augmentation policy without normalization; of its views, the first is used.
         times: views per image.
-        decoder: how images are decoded.
-        seed: of the views.
+        decoder: the decoder of the images.
+        seed: random seed of the views.
     """
 
     kind: ClassVar[str] = "augmented"
@@ -116,7 +116,7 @@ class Augmented(Source):
         seed: int = 0,
     ) -> None:
         if any(each.normalize is not None for each in policy):
-            raise ValueError("views to look at are not normalized: give a policy with normalize=None")
+            raise ValueError("views to look at are not normalized: pass a policy with normalize=None")
         self.source = source
         self.policy = policy
         self.times = times

@@ -60,7 +60,7 @@ def embed(folder: Path, source: str, description: str) -> str:
 
 
 def has_link(folder: Path, name: PurePosixPath) -> bool:
-    """Whether the path to a file contains a symbolic link, which may lead elsewhere."""
+    """Return True if the path to a file contains a symbolic link, which may lead elsewhere."""
     return any((folder / part).is_symlink() for part in (name, *name.parents[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""Where an encoder puts images: a map, neighbors, clusters, and the places of mixtures."""
+"""The embedding of images by an encoder: a map, neighbors, clusters, and the places of mixtures."""
 
 import contextlib
 from dataclasses import dataclass, replace
@@ -29,16 +29,16 @@ from mixview.report.findings import Findings, find
 Array = npt.NDArray[np.float32]
 
 NEIGHBORS = 8
-"""That the page shows of each image."""
+"""The number that the page shows of each image."""
 VOTERS = 20
-"""That vote on the class of an image, as in the k-NN evaluation."""
+"""The neighbors that vote on the class of an image, as in the k-NN evaluation."""
 TEMPERATURE = 0.07
 PERPLEXITY = 30.0
 DIMENSIONS = 50
-"""That t-SNE begins with: more only take longer."""
+"""Dimensions that t-SNE starts from: more only take longer."""
 SEED = 0
 MIXED = Recipe("cutmix", 0.6)
-"""How the explorer's mixtures are made: about six tenths of one image, the rest of the other."""
+"""The explorer's mixtures: about six tenths of one image, the rest of the other."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +60,21 @@ class Embedding:
     raw: Tensor
     """[N, D] the features as they are."""
     findings: Findings
-    """What they say of the images without labels."""
+    """Findings in the features without labels."""
     size: int
     """Input size of the encoder in pixels."""
     decoder: Decoder
 
 
 class Work(NamedTuple):
-    """Where features are made."""
+    """Device and workers of the feature extraction."""
 
     device: str = "auto"
     workers: int | None = None
 
 
 def embed(encoder: LoadedEncoder, source: Source, work: Work) -> Embedding:
-    """All of it for the images of a source."""
+    """The embedding of the images of a source."""
     made = features_of(encoder, source, work)
     features = l2_normalize(made["avgpool"])
     check_features(features, features)
@@ -175,7 +175,7 @@ def cluster(features: Tensor) -> npt.NDArray[np.int64]:
 
 
 def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) -> Array:
-    """[M, 2] where features that are not on the map would be: at the mean of the nearest on it, the nearer the more.
+    """[M, 2] places for features that are not on the map: the mean of the nearest places on it, weighted by closeness.
 
     t-SNE has no rule for new points, and to draw them from the start would move everything else.
     """
@@ -185,7 +185,7 @@ def place_between(mixed: Tensor, features: Tensor, places: Array, k: int = 5) ->
 
 
 def aligned(embedding: Embedding, model: Array) -> Embedding:
-    """The same, its map turned and mirrored like another's: t-SNE's directions mean nothing, and two maps compare."""
+    """The embedding with its map rotated and mirrored to match another: t-SNE's directions mean nothing."""
     center = embedding.places.mean(0)
     one, _, other = np.linalg.svd((embedding.places - center).T @ (model - model.mean(0)))
     places, mixed = ((each - center) @ (one @ other) for each in (embedding.places, embedding.mixed_places))

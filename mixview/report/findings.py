@@ -1,4 +1,4 @@
-"""What features say of images without any labels: near-duplicates, outliers, clusters, and whether they collapsed."""
+"""Findings in features without any labels: near-duplicates, outliers, clusters, and signs of collapse."""
 
 from typing import NamedTuple
 
@@ -30,21 +30,21 @@ class Group(NamedTuple):
 
 
 class Collapse(NamedTuple):
-    """Whether a representation has collapsed, and the numbers that say so."""
+    """The verdict on the collapse of a representation, with its numbers."""
 
     collapsed: bool
     text: str
 
 
 class Findings(NamedTuple):
-    """What is shown of N images without labels."""
+    """Findings in N images without labels."""
 
     duplicates: list[Group]
     """The closest groups."""
     duplicate_groups: int
-    """How many there are in all …"""
+    """The number of all groups …"""
     duplicate_images: int
-    """… and how many images beyond the first of each: what a list without them would be shorter by."""
+    """… and of images beyond the first of each, which a list without duplicates would leave out."""
     threshold: float
     outliers: list[int]
     clusters: list[Group]
@@ -52,10 +52,10 @@ class Findings(NamedTuple):
 
 
 def find(features: Tensor, near: Neighbors, clusters: npt.NDArray[np.int64]) -> Findings:
-    """What features [N, D] say.
+    """The findings in features [N, D].
 
     Args:
-        features: as `mixview neighbors` compares them, without their mean.
+        features: centered features, as `mixview neighbors` compares them.
         near: the nearest other images to each by these features, [N, k].
         clusters: [N] the cluster of each image.
     """
@@ -79,7 +79,7 @@ def typical(features: Tensor, members: npt.NDArray[np.int64]) -> Group:
 
 
 def detect_collapse(features: Tensor, logged: dict[str, float]) -> Collapse:
-    """Whether features [N, D] of N images have collapsed, or the projections that the loss saw.
+    """Check whether features [N, D] of N images have collapsed, or the projections that the loss saw.
 
     Args:
         features: the encoder's output, as it is.

@@ -1,4 +1,4 @@
-"""What a run's folder says, read leniently: a report is wanted most of the run that crashed or is still going."""
+"""The contents of a run's folder, read leniently: reports matter most for runs that crashed or are still running."""
 
 import functools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ReportRun:
     """One run, as far as its folder can be read."""
 
     name: str
-    """What it is called on the page; no two runs of a report have one name."""
+    """The name on the page, unique within a report."""
     path: Path
     config: dict[str, Any]
     data: dict[str, Any]
@@ -39,7 +39,7 @@ class ReportRun:
     metrics: list[dict[str, Any]]
     results: list[Result]
     notes: tuple[str, ...] = ()
-    """What could not be read, as sentences for the report."""
+    """Sentences for the report on everything that could not be read."""
 
     @property
     def method(self) -> str | None:
@@ -54,7 +54,7 @@ class ReportRun:
 
     @functools.cached_property
     def settings(self) -> dict[str, Any]:
-        """What shaped its encoder, except the seed; of a run that does not say, its folder, which no other run has."""
+        """Settings of its encoder, except the seed; where they are unknown, its folder, which no other run has."""
         return encoder_settings(self.path) or {"folder": str(self.path)}
 
     @property

@@ -1,4 +1,4 @@
-"""Which images a run is shown with: held out from it where there are any, the same for runs on the same data."""
+"""The images that a run is shown with: held-out ones where there are any, the same for runs on the same data."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -29,14 +29,14 @@ PICTURE_SIDE = 256
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images that can be read, and what is known of them."""
+    """Readable images with their names and labels."""
 
     source: Source
-    """All of whose images can be read."""
+    """A source of which all images can be read."""
     pictures: list[Pixels]
     """[H, W, 3] each."""
     description: str
-    """What they are: of which data, and whether a run has learned from them."""
+    """A description: the data, and whether a run has learned from these images."""
     names: list[str]
     captions: list[str]
     """The class or classes of each, or its name again."""
@@ -46,7 +46,7 @@ class ImageSet:
 
 
 class Data(NamedTuple):
-    """What a run was trained on."""
+    """The data of a run."""
 
     source: Source
     """All of it."""
@@ -57,9 +57,9 @@ class Data(NamedTuple):
 
 
 def origin(run: ReportRun, fetch: bool) -> tuple[str, dict[str, Any]]:
-    """Where the settings of a run, which somebody else may have written, say that its images are, and the options.
+    """The location of a run's images and its options, by its settings, which somebody else may have written.
 
-    What is on a server raises an error unless the user allows to fetch it, and no file is written where they say.
+    A location on a server raises an error unless the user allows fetching, and no cache file is written.
     """
     data, options = run.config.get("data"), run.config.get("data_options") or {}
     if not data:
@@ -75,7 +75,7 @@ def origin(run: ReportRun, fetch: bool) -> tuple[str, dict[str, Any]]:
 
 
 def open_data(run: ReportRun, fetch: bool = False) -> Data:
-    """The data of a run, parted as the run did."""
+    """The data of a run, split as in the run."""
     data, options = origin(run, fetch)
     source = open_dataset(data, run.config.get("split"), **options)
     share, seed = (run.config.get("monitor") or {}).get("hold_out"), run.config.get("seed") or 0

@@ -30,7 +30,7 @@ class Sprites(NamedTuple):
 
 
 def make_sprites(pictures: Sequence[Pixels], budget: int) -> Sprites:
-    """Sheets of the middles of pictures that weigh at most `budget` bytes, if that can be had at all."""
+    """Sheets of the centers of pictures, of at most `budget` bytes where possible."""
     largest = max(min(picture.shape[:2]) for picture in pictures)
     sides = [side for side in SIDES if side <= largest] or [SIDES[-1]]
     if largest < SIDES[0] and largest not in sides:

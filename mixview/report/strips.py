@@ -22,7 +22,7 @@ MAX_PIXELS, MAX_SIDE = 40_000_000, 32_000
 
 
 class Strip(NamedTuple):
-    """One picture, and what its rows are."""
+    """One picture, and the names of its rows."""
 
     source: str
     width: int
@@ -40,7 +40,7 @@ def geometry(run: ReportRun, picture: Image.Image) -> tuple[float, float, int]:
 
 
 def name_rows(config: dict[str, Any], count: int) -> list[str]:
-    """What the rows of `views.png` are."""
+    """The names of the rows of `views.png`."""
     mixer = {"cutmix": "CutMix", "mixup": "Mixup"}.get((config.get("mixing") or {}).get("mixer", "cutmix"), "mixed")
     return ["one view", "another view", *[f"mixtures of the first views ({mixer})"] * max(0, count - 2)][:count]
 
@@ -90,7 +90,7 @@ def make_strip(
 
 
 def detection_strips(run: ReportRun, budget: int, notes: list[str] | None = None) -> list[Strip]:
-    """What the detectors of a run found: the picture of the first trial of each protocol and dataset."""
+    """Detections of a run: the picture of the first trial of each protocol and dataset."""
     pictures = sorted(run.path.glob("detection/*/detections.png"), reverse=True)
     trials = {path.parent.name.rpartition("-seed-")[0]: path for path in pictures}
     strips = []

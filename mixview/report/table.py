@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mixview.evaluate import paper
 from mixview.evaluate.base import protocols
-from mixview.evaluate.results import Result, Row, encoder_key, format_metric, method_label, name_encoders, summarize
+from mixview.evaluate.results import Result, Row, encoder_key, encoder_labels, format_metric, method_label, summarize
 from mixview.report.runs import ReportRun
 
 
@@ -19,11 +19,11 @@ class Column(NamedTuple):
     metric: str
     data: str
     descriptions: list[str]
-    """How it was measured: one sentence, or one per encoder where something was chosen for it."""
+    """Descriptions of the measurement: one sentence, or one per encoder where something was chosen for it."""
 
 
 class Cell(NamedTuple):
-    """What was measured, and what the paper has in its place."""
+    """A measurement, and the paper's number for it."""
 
     mean: float
     text: str
@@ -56,7 +56,7 @@ def tabulate(runs: Iterable[ReportRun], others: list[Result]) -> Evaluations:
     names, members = name_lines(runs, others)
     parts: dict[str, list[Row]] = {key: [] for key in names}
     for row in summarize(results):
-        parts[encoder_key(row.example)].append(row)
+        parts[encoder_key(row.result)].append(row)
     columns = find_columns(row for part in parts.values() for row in part)
     keys = list(columns)
     best = best_values((key_of(row), row.mean) for part in parts.values() for row in part)
@@ -64,7 +64,7 @@ def tabulate(runs: Iterable[ReportRun], others: list[Result]) -> Evaluations:
     for encoder, part in parts.items():
         cells: list[Cell | None] = [None] * len(keys)
         for row in part:
-            printed = paper.find(row.example, row.metric)
+            printed = paper.find(row.result, row.metric)
             is_best = math.isclose(row.mean, best.get(key_of(row), math.nan), abs_tol=1e-9)
             text = format_metric(row.mean, row.std)
             cells[keys.index(key_of(row))] = Cell(row.mean, text, row.runs, is_best, printed)
@@ -94,7 +94,7 @@ def name_lines(runs: list[ReportRun], others: list[Result]) -> tuple[dict[str, s
         key: next(iter(own)) if len(own) == 1 else f"{method_label(examples[key])}, {len(own)} runs"
         for key, own in encoders.items()
     }
-    apart = name_encoders(examples.values())
+    apart = encoder_labels(examples.values())
     shared = {name for name, count in Counter(names.values()).items() if count > 1}
     for key, name in names.items():
         if apart[key] and (len(encoders[key]) > 1 or name in shared):
@@ -103,18 +103,18 @@ def name_lines(runs: list[ReportRun], others: list[Result]) -> tuple[dict[str, s
 
 
 def key_of(row: Row) -> str:
-    """What values of one column have in common."""
-    return json.dumps([row.protocol, row.metric, row.example.settings, row.example.data], sort_keys=True)
+    """The key of a row's column."""
+    return json.dumps([row.protocol, row.metric, row.result.settings, row.result.data], sort_keys=True)
 
 
 def find_columns(rows: Iterable[Row]) -> dict[str, Column]:
     """The columns by their key, the cheapest protocols first."""
     columns: dict[str, Column] = {}
-    costs = {each.name: each.cost for each in protocols()}
+    costs = {each.name: each.run_order for each in protocols()}
     for row in sorted(rows, key=lambda row: costs.get(row.protocol, math.inf)):
-        column = columns.setdefault(key_of(row), Column(row.protocol, row.metric, row.example.data, []))
-        if row.example.description not in column.descriptions:
-            column.descriptions.append(row.example.description)
+        column = columns.setdefault(key_of(row), Column(row.protocol, row.metric, row.result.data, []))
+        if row.result.description not in column.descriptions:
+            column.descriptions.append(row.result.description)
     return columns
 
 

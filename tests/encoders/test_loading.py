@@ -146,7 +146,7 @@ def test_a_run_of_mixview(tmp_path: Path) -> None:
     for text in (str(run), str(run / "encoder.safetensors")):
         subject = load(text, natural_size=224)
         assert (subject.name, subject.size, subject.run) == ("first (mocov2 bsim)", 16, run)
-        assert subject.about["objective"] == "bsim"
+        assert subject.metadata["objective"] == "bsim"
         assert subject.weights_key() == load(text, natural_size=32).weights_key()
     assert subject.weights_key() != small(1).weights_key()
 

@@ -66,7 +66,7 @@ def settings_of_protocol(protocol: str) -> dict[str, Any]:
     """What a result records of a protocol as published."""
     name, options = split_address(protocol)
     evaluation = build(name, {"encoder": "x", **options})
-    shared = {each.name for each in fields(Protocol)} | evaluation.not_in_results
+    shared = {each.name for each in fields(Protocol)} | evaluation.runtime_options
     return {key: value for key, value in asdict(evaluation).items() if key not in shared} | SIZE
 
 

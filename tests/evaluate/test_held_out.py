@@ -33,16 +33,18 @@ def names(source: Source) -> set[str]:
 def test_a_fifth_of_every_class_is_held_out_always_the_same(tmp_path: Path) -> None:
     root = str(write_colors(tmp_path / "set", {"cat": 10, "dog": 20}))
     splits, again = open_splits(root), open_splits(root)
-    train_labels, test_labels = splits.single("knn")
+    train_labels, test_labels = splits.single_labels("knn")
     assert (np.bincount(train_labels).tolist(), np.bincount(test_labels).tolist()) == ([8, 16], [2, 4])
     assert not names(splits.train) & names(splits.test)
     assert names(splits.test) == names(again.test)
-    assert splits.notes[0].startswith(f"{root} has no test split: one fifth of its labeled images, 6, every class")
+    assert splits.notes[0].startswith(
+        f"{root} has no test split: testing on one fifth of its labeled images (6, stratified"
+    )
 
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     splits = open_splits(str(write_colors(tmp_path / "set", {"cat": 10, "dog": 10, "emu": 1})))
-    assert np.bincount(splits.single("knn")[0]).tolist() == [8, 8, 1]
+    assert np.bincount(splits.single_labels("knn")[0]).tolist() == [8, 8, 1]
     assert "No test image shows emu" in splits.notes[1]
     with pytest.raises(SourceError, match=r"no class of .* has two images, so that none can be held out to test on"):
         open_splits(str(write_colors(tmp_path / "ones", {"cat": 1, "dog": 1})))
@@ -50,7 +52,7 @@ def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
 
 def test_without_labels_it_says_how_to_give_them(tmp_path: Path) -> None:
     write_colors(tmp_path / "set", {"all": 4})
-    with pytest.raises(SourceError, match="has no labels: give labeled images, such as one folder per class, or --lab"):
+    with pytest.raises(SourceError, match="has no labels: pass labeled images, such as one folder per class, or --lab"):
         open_splits(str(tmp_path / "set" / "all"))
 
 
@@ -62,7 +64,7 @@ def test_what_the_run_held_out_is_held_out(tmp_path: Path) -> None:
     assert knn is not None
     splits = open_splits(str(root), run=run)
     assert names(splits.test) == names(knn.queries)
-    assert "the 4 images that the run held out are tested on" in splits.notes[0]
+    assert "testing on the 4 images that the run held out" in splits.notes[0]
     result = evaluate(str(run), "knn", data=str(root), workers=0)
     assert any("that the run held out" in note for note in result.notes)
     assert not result.warnings

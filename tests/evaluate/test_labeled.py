@@ -19,10 +19,10 @@ def test_the_test_split_is_found(tmp_path: Path) -> None:
     splits = open_splits(str(colors(tmp_path / "set", 4, 2)))
     assert splits.classes == ("blue", "green", "red")
     assert splits.description == f"{tmp_path}/set, train 12, val 6"
-    labels, test_labels = splits.single("knn")
+    labels, test_labels = splits.single_labels("knn")
     assert labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert test_labels.tolist() == [0, 0, 1, 1, 2, 2]
-    sets, _ = splits.sets()
+    sets, _ = splits.label_sets()
     assert sets.argmax(axis=1).tolist() == labels.tolist()
     assert sets.sum() == 12
 
@@ -37,7 +37,7 @@ def test_a_class_absent_from_the_test_split_is_said_and_its_labels_stay_in_step(
     write_classes(tmp_path / "train", {"a": 2, "b": 2, "c": 2})
     write_classes(tmp_path / "test", {"a": 1, "c": 2})
     splits = align_splits(ClassFolders(tmp_path / "train"), ClassFolders(tmp_path / "test"), "set")
-    assert splits.single("knn")[1].tolist() == [0, 2, 2]
+    assert splits.single_labels("knn")[1].tolist() == [0, 2, 2]
     assert splits.notes == ("No test image shows b: 1 of 3 classes are not evaluated.",)
 
 
@@ -52,7 +52,7 @@ def test_missing_labels(tmp_path: Path) -> None:
     for name in ("x.png", "y.png"):
         write(tmp_path / "plain" / name)
     write_classes(tmp_path / "test", {"a": 1, "b": 1})
-    with pytest.raises(SourceError, match=r"the training split of .* has no labels: give labeled images"):
+    with pytest.raises(SourceError, match=r"the training split of .* has no labels: pass labeled images"):
         open_splits(str(tmp_path / "plain"), test_data=str(tmp_path / "test"))
     pixels = np.zeros((4, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=np.array([0, 1, -1, 1]))
@@ -69,11 +69,11 @@ def test_voc_has_sets_of_labels_and_no_single_ones(tmp_path: Path) -> None:
     scenes = [Scenes(12, 32, 0, split, "multiple") for split in ("train", "test")]  # type: ignore[arg-type]
     write_layout(scenes, tmp_path / "voc", "voc")
     splits = open_splits(str(tmp_path / "voc"))
-    train, test = splits.sets()
+    train, test = splits.label_sets()
     assert train.shape == test.shape == (12, len(splits.classes))
     assert set(np.unique(train)) <= {-1, 0, 1}
     with pytest.raises(SourceError, match=r"linear needs one class per image, and .* has sets of them: use svm"):
-        splits.single("linear")
+        splits.single_labels("linear")
 
 
 def listed(folder: Path, name: str, labels: list[str]) -> FileList:
@@ -100,7 +100,7 @@ def test_words_and_numbers_are_matched_by_name(
         with pytest.raises(SourceError, match="which the training split lacks"):
             align_splits(*splits, "set")
     else:
-        assert align_splits(*splits, "set").single("knn")[1].tolist() == expected
+        assert align_splits(*splits, "set").single_labels("knn")[1].tolist() == expected
 
 
 def test_a_label_without_a_name(tmp_path: Path) -> None:

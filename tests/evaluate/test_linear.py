@@ -13,7 +13,7 @@ from mixview.evaluate.classifier import accuracy, head
 from mixview.evaluate.linear import (
     SCHEDULES,
     Standardization,
-    choose_strength,
+    choose_weight_decay,
     linear_on_features,
     linear_on_images,
     logistic_regression,
@@ -33,11 +33,11 @@ def blobs(count: int = 120, width: int = 8, classes: int = 4, seed: int = 0) -> 
     return centers[labels] + torch.randn(count, width, generator=generator, dtype=torch.float64), labels
 
 
-@pytest.mark.parametrize("strength", [1e-3, 1e-1, 10.0])
-def test_logistic_regression_is_scikit_learns_optimum(strength: float) -> None:
+@pytest.mark.parametrize("weight_decay", [1e-3, 1e-1, 10.0])
+def test_logistic_regression_is_scikit_learns_optimum(weight_decay: float) -> None:
     features, labels = blobs()
-    fit = logistic_regression(features, labels, classes=4, strength=strength)
-    reference = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-12, max_iter=10_000).fit(
+    fit = logistic_regression(features, labels, classes=4, weight_decay=weight_decay)
+    reference = LogisticRegression(C=1 / (weight_decay * len(labels)), tol=1e-12, max_iter=10_000).fit(
         features.numpy(), labels.numpy()
     )
     # The bias is free up to a constant; compare what is decided by it.
@@ -74,10 +74,12 @@ def test_descent_on_features_comes_to_the_same_optimum() -> None:
 def test_the_weight_decay_is_chosen_by_the_seed_and_suits_the_noise() -> None:
     features, labels = blobs(200)
     noise = torch.randn(200, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    assert choose_strength(torch.cat([features, noise], 1), labels, classes=4) >= 1e-2
-    assert choose_strength(features, labels, classes=4, seed=3) == choose_strength(features, labels, classes=4, seed=3)
+    assert choose_weight_decay(torch.cat([features, noise], 1), labels, classes=4) >= 1e-2
+    assert choose_weight_decay(features, labels, classes=4, seed=3) == choose_weight_decay(
+        features, labels, classes=4, seed=3
+    )
     few = torch.tensor([0, 1, 2, 3])
-    assert choose_strength(features[:4], few, classes=4) > 0  # one image a class: nothing to hold out
+    assert choose_weight_decay(features[:4], few, classes=4) > 0  # one image a class: nothing to hold out
 
 
 def test_published_schedules() -> None:
@@ -96,7 +98,7 @@ def test_published_schedules() -> None:
     assert [simsiam.lr_factor(epoch) for epoch in (0, 45)] == pytest.approx([1, 0.5])
     assert "LARS 0.9, 90 epochs, batch 4096, lr 1.6 along a cosine, wd 0" in simsiam.description
     assert "10 epochs" in moco.changed(10, None, None).description
-    with pytest.raises(ValueError, match="epochs and batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="epochs must be a whole number, at least 1, got 0"):
         moco.changed(0, None, None)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from mixview.evaluate.low_shot import Sampling, draw, evaluate_low_shot
-from mixview.evaluate.svm import FeaturesAndLabels, evaluate_svm
+from mixview.evaluate.svm import MultiLabelFeatures, evaluate_svm
 from mixview.evaluate.svm_fitting import FitConfig
 
 from .test_svm import FEW
@@ -54,8 +54,8 @@ def test_each_sample_equals_the_svms_of_what_was_drawn() -> None:
                 precision = []
                 for column in range(3):
                     rows = drawn[:, column]
-                    part = FeaturesAndLabels(train.features[rows], train.labels[rows, column : column + 1])
-                    queries = FeaturesAndLabels(test.features, test.labels[:, column : column + 1])
+                    part = MultiLabelFeatures(train.features[rows], train.labels[rows, column : column + 1])
+                    queries = MultiLabelFeatures(test.features, test.labels[:, column : column + 1])
                     one = FitConfig(costs=(cost,), fallback_cost=cost)
                     precision.append(evaluate_svm(part, queries, fit=one).mean_ap)
                 table[index, sample] = np.mean(precision)
@@ -101,7 +101,7 @@ def test_single_label_sets_with_an_absent_class() -> None:
     labels = torch.arange(90) % 3
     features = torch.nn.functional.one_hot(labels, 4) + 0.3 * torch.randn(90, 4, generator=generator)
     sets = [
-        FeaturesAndLabels(features[part], torch.nn.functional.one_hot(labels[part], 4))
+        MultiLabelFeatures(features[part], torch.nn.functional.one_hot(labels[part], 4))
         for part in (slice(0, 45), slice(45, 90))
     ]
     found = evaluate_low_shot(*sets, fit=FIT, sampling=dataclasses.replace(SMALL, shots=(4,)))

@@ -40,13 +40,9 @@ def test_some_copied_and_renamed_images_are_found(tmp_path: Path) -> None:
     run = pretrained(tmp_path / "run", Folder(tmp_path / "web"))
     shutil.rmtree(tmp_path / "web")  # the record is enough
     notes, warnings = check(run, train, test)
-    assert warnings == [
-        "2 of the 8 test images were in the set that the encoder was pretrained on: the metrics are of images that it "
-        "has seen, and too high."
-    ]
+    assert warnings == ["The encoder was pretrained on 2 of the 8 test images: the metrics are inflated."]
     assert notes == [
-        "1 of the 16 labeled training images were in the set that the encoder was pretrained on, without their "
-        "labels, as is usual."
+        "The encoder was pretrained on 1 of the 16 labeled training images, without their labels, as is usual."
     ]
 
 
@@ -61,7 +57,7 @@ def test_what_a_run_held_out_it_has_not_seen(tmp_path: Path) -> None:
 def test_test_images_among_the_training_images_are_said(tmp_path: Path) -> None:
     train = ClassFolders(colored(tmp_path / "train", {"a": 8, "b": 8}))
     assert check(None, train, train)[1] == [
-        "16 of the 16 test images are training images, too: the metrics are too high."
+        "16 of the 16 test images are also in the training split: the metrics are inflated."
     ]
 
 

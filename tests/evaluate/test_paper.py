@@ -147,7 +147,7 @@ def test_every_address_is_found_by_the_result_of_such_a_run() -> None:
         assert cell is not None, key
         printed = (cell.printed, *cell.reprints)
         assert (f"{place.printed} in Table {place.table.number}" if place.reprint else place.printed) in printed
-        assert cell.mark == f"T{place.table.number}" or place.reprint
+        assert cell.label == f"T{place.table.number}" or place.reprint
 
 
 BSIM = ("mocov2", "bsim", "cutmix", "1", "200")
@@ -207,7 +207,7 @@ def test_the_papers_number_beside_a_result(
 ) -> None:
     cell = find(result_of(PaperKey(*pretraining, protocol, metric)), metric)
     assert (cell and cell.printed) == printed
-    assert (cell and cell.mark) == (table and f"T{table}")
+    assert (cell and cell.label) == (table and f"T{table}")
 
 
 def test_two_printings_of_one_number_are_both_named() -> None:

@@ -70,7 +70,7 @@ def test_knn_of_pixels_is_a_brute_force_loop(folder: Path, capsys: pytest.Captur
     )
     text = capsys.readouterr().out
     assert "raw pixels" in text
-    assert "--out FOLDER keeps" in text
+    assert "results not saved: pass --out FOLDER" in text
 
 
 def test_results_are_kept_in_the_run_and_seeds_averaged(
@@ -86,7 +86,7 @@ def test_results_are_kept_in_the_run_and_seeds_averaged(
     assert "fast mode" in kept.description
     run("linear", str(path), folder, fast=True, seed=1)
     text = capsys.readouterr().out
-    assert "With the results that are there already:" in text
+    assert "Together with earlier results:" in text
     assert "±" in text
     assert "paper" not in text  # whose numbers are of other images
     show([str(path)])
@@ -233,10 +233,7 @@ def test_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.Captur
     assert "linear" in capsys.readouterr().out
     with pytest.raises(SystemExit) as caught:
         main(["evaluate", "knn", "pixels"])
-    assert (
-        caught.value.code
-        == "mixview: there are no images to evaluate on: give --data labeled images (scenes, to try it out)"
-    )
+    assert caught.value.code == "mixview: no evaluation data: pass labeled images as --data (scenes, to try it out)"
 
 
 @pytest.mark.parametrize("command", ["linear", "low-shot", "all"])

@@ -171,7 +171,7 @@ def test_two_experiments_are_not_printed_as_one(tmp_path: Path, capsys: pytest.C
     assert "paper" not in " ".join(lines)
     # An encoder that left its folder still says what it is.
     (tmp_path / "first" / "encoder.safetensors").rename(tmp_path / "alone.safetensors")
-    assert '"mixing.mixer": "mixup"' in load(str(tmp_path / "alone.safetensors"), natural_size=16).about["settings"]
+    assert '"mixing.mixer": "mixup"' in load(str(tmp_path / "alone.safetensors"), natural_size=16).metadata["settings"]
 
 
 def test_an_extended_run_is_not_a_longer_one(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_the_paper_s_figure_stands_beside_and_is_marked_as_its_own() -> None:
     assert "paper" in lines[0]
     assert "50.0 %" in lines[1]
     assert "68.0 (+0.5↑) [T5]" in lines[1]
-    assert "[T5] The paper's: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
+    assert "[T5] Paper: Table 5, MoCoV2-BSIM (CutMix, α 1), 200 epochs of ImageNet, ResNet-50" in text
     assert "paper" not in printed(replace(own, protocol="knn"))
     sim = result_of(PaperKey("mocov2", "sim", "", "", "200", "linear-moco", "top-1"))
-    assert "[T5] The paper's: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
+    assert "[T5] Paper: Table 5, MoCoV2, 200 epochs" in printed(own, sim)
 
 
 def test_protocols_notes_and_warnings_are_shown() -> None:
@@ -223,7 +223,9 @@ def test_files_of_one_name_are_two_encoders(tmp_path: Path) -> None:
         torch.save({"state_dict": torchvision.models.resnet18().state_dict()}, file)
         subjects.append(load(str(file), natural_size=224))
     results = [
-        Result(protocol="knn", metrics={"top-1": value}, description="", encoder=each.name, data="d", about=each.about)
+        Result(
+            protocol="knn", metrics={"top-1": value}, description="", encoder=each.name, data="d", about=each.metadata
+        )
         for each, value in zip(subjects, (60.0, 70.0), strict=True)
     ]
     assert [(row.mean, row.runs) for row in summarize(results)] == [(60, 1), (70, 1)]

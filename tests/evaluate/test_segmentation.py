@@ -67,7 +67,7 @@ def test_the_metric_is_that_of_torchmetrics(present: int) -> None:
 
 
 def test_no_pixel_with_a_class_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no pixel of the test images has a class: give masks"):
+    with pytest.raises(ValueError, match="no pixel of the test images has a class: provide masks"):
         score(torch.zeros(2, 2, dtype=torch.long), ("background", "star"))
     scores = torch.zeros(1, 2, 2, 2)
     assert float(segmentation_loss(scores, torch.full((1, 4, 4), IGNORED))) == 0  # a crop within an outline

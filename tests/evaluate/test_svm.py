@@ -10,21 +10,21 @@ from sklearn.svm import LinearSVC
 from torch import Tensor
 
 from mixview.evaluate.average_precision import average_precision
-from mixview.evaluate.svm import SVM, FeaturesAndLabels, evaluate_svm
-from mixview.evaluate.svm_fitting import COSTS, Counter, FitConfig, hold_out, make_solver
+from mixview.evaluate.svm import SVM, MultiLabelFeatures, evaluate_svm
+from mixview.evaluate.svm_fitting import COSTS, FitConfig, ProgressCounter, make_solver, stratified_folds
 
 FEW = (1.0, 10.0, 0.0625, 0.001)
 NAMES = ("cat", "dog", "cow")
 
 
-def draw(seed: int, count: int, classes: int = 3, width: int = 12, difficult: float = 0.1) -> FeaturesAndLabels:
+def draw(seed: int, count: int, classes: int = 3, width: int = 12, difficult: float = 0.1) -> MultiLabelFeatures:
     """Features that say something about the labels, and labels some of which are difficult."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(count, width, generator=generator) + 1
     scores = features[:, :classes] + 0.8 * torch.randn(count, classes, generator=generator)
     labels = torch.where(scores > 1.8, 1, 0)
     labels[torch.rand(count, classes, generator=generator) < difficult] = -1
-    return FeaturesAndLabels(features, labels.to(torch.int8))
+    return MultiLabelFeatures(features, labels.to(torch.int8))
 
 
 def few_costs(**changes: Any) -> FitConfig:
@@ -32,7 +32,7 @@ def few_costs(**changes: Any) -> FitConfig:
 
 
 def published(
-    train: FeaturesAndLabels, test: FeaturesAndLabels, costs: tuple[float, ...]
+    train: MultiLabelFeatures, test: MultiLabelFeatures, costs: tuple[float, ...]
 ) -> tuple[list[float], list[float]]:
     """The published script, class by class: chosen costs, and AP of what is not difficult."""
     x, y = (set_.features.double().numpy() for set_ in (train, test))
@@ -104,7 +104,9 @@ def test_both_backends_reach_the_same_objective() -> None:
     fits = FitConfig(costs=FEW), FitConfig(costs=FEW, backend="liblinear", jobs=1, tolerance=1e-9, liblinear_dual=False)
     positive = train.labels == 1
     ours, theirs = (
-        make_solver(train.features, test.features, fit, Counter(None, 0)).run(positive, torch.ones_like(positive))
+        make_solver(train.features, test.features, fit, ProgressCounter(None, 0)).run(
+            positive, torch.ones_like(positive)
+        )
         for fit in fits
     )
     assert ours.objective.shape == (len(FEW), 3, 4)
@@ -150,8 +152,8 @@ def test_difficult_images_can_be_left_out_of_training() -> None:
     train, test = draw(4, 80, difficult=0.3), draw(5, 80)
     ignored = evaluate_svm(train, test, fit=few_costs(), difficult="ignored")
     assert "difficult objects ignored in training" in ignored.description
-    column = FeaturesAndLabels(train.features[train.labels[:, 0] != -1], train.labels[train.labels[:, 0] != -1][:, :1])
-    alone = evaluate_svm(column, FeaturesAndLabels(test.features, test.labels[:, :1]), fit=few_costs())
+    column = MultiLabelFeatures(train.features[train.labels[:, 0] != -1], train.labels[train.labels[:, 0] != -1][:, :1])
+    alone = evaluate_svm(column, MultiLabelFeatures(test.features, test.labels[:, :1]), fit=few_costs())
     assert alone.per_class[0] == pytest.approx(ignored.per_class[0])
     assert alone.costs[0] == ignored.costs[0]
 
@@ -161,7 +163,7 @@ def test_one_class_an_image_also_has_top1() -> None:
     labels = torch.arange(120) % 4
     features = torch.nn.functional.one_hot(labels, 4) + 0.6 * torch.randn(120, 4, generator=generator)
     sets = [
-        FeaturesAndLabels(features[part], torch.nn.functional.one_hot(labels[part], 4))
+        MultiLabelFeatures(features[part], torch.nn.functional.one_hot(labels[part], 4))
         for part in (slice(0, 60), slice(60, 120))
     ]
     found = evaluate_svm(*sets, fit=FitConfig(costs=(1.0,), positive_weight=1))
@@ -199,7 +201,7 @@ def test_folds_are_those_of_what_counts() -> None:
     positive = torch.tensor([[1], [0], [1], [0], [1], [0], [0], [0], [0]]).bool()
     counted = torch.ones_like(positive)
     counted[0] = False
-    held = hold_out(positive, counted, 3)
+    held = stratified_folds(positive, counted, 3)
     assert held.shape == (9, 1, 3)
     assert held.any(2)[:, 0].tolist() == counted[:, 0].tolist()
     assert held.any(0).tolist() == [[True, True, False]]  # two positives, two folds
@@ -221,9 +223,9 @@ def test_blocks_of_classes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def changed(
-    labeled: FeaturesAndLabels, features: Tensor | None = None, labels: Tensor | None = None
-) -> FeaturesAndLabels:
-    return FeaturesAndLabels(
+    labeled: MultiLabelFeatures, features: Tensor | None = None, labels: Tensor | None = None
+) -> MultiLabelFeatures:
+    return MultiLabelFeatures(
         labeled.features if features is None else features, labeled.labels if labels is None else labels
     )
 
@@ -248,10 +250,11 @@ def test_errors() -> None:
     for changes, message in (
         ({"costs": ()}, "costs must be"),
         ({"costs": (1.0, 1.0)}, "different"),
-        ({"folds": 1}, "at least 2 folds"),
-        ({"positive_weight": 0}, "positive_weight must be a positive"),
-        ({"backend": "torch"}, "backend is one of batched, liblinear"),
-        ({"normalization": "l1"}, "normalization is one of"),
+        ({"costs": (1.0, 0.0)}, "--fit.costs must be a list, each a number, more than 0"),
+        ({"folds": 1}, "--fit.folds must be a whole number, at least 2, got 1"),
+        ({"positive_weight": 0}, "--fit.positive_weight must be a number, more than 0"),
+        ({"backend": "torch"}, "--fit.backend must be batched or liblinear"),
+        ({"normalization": "l1"}, "--fit.normalization must be l2 or none"),
     ):
         with pytest.raises(ValueError, match=message):
             FitConfig(**changes)  # type: ignore[arg-type]

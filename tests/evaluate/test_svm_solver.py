@@ -114,12 +114,12 @@ def test_both_sizes_of_basis_describe_the_same_features() -> None:
         products = z.T @ z
         assert torch.allclose(products, products.diag().diag(), atol=1e-9)
         assert bool((products.diag().diff() <= 1e-9).all())
-        assert torch.allclose(basis.of(x), z, atol=1e-9)
+        assert torch.allclose(basis.project(x), z, atol=1e-9)
         other = torch.randn(4, shape[1], generator=generator, dtype=torch.float64)
         w = torch.randn(z.shape[1], 3, generator=generator, dtype=torch.float64)
         theirs = basis.weights(w)
         # The last weight is that of the constant feature, times its value: the intercept.
-        assert torch.allclose(basis.of(other) @ w, other @ theirs[:-1] + theirs[-1], atol=1e-8)
+        assert torch.allclose(basis.project(other) @ w, other @ theirs[:-1] + theirs[-1], atol=1e-8)
 
 
 def test_gram_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +193,6 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         next(solve_path(basis, signs, weights, [0.0]))
     with pytest.raises(ValueError, match="tolerance must be between"):
         next(solve_path(basis, signs, weights, [1.0], tolerance=0))
-    monkeypatch.setattr(svm_solver, "MOST_STEPS", 1)
+    monkeypatch.setattr(svm_solver, "MAX_NEWTON_STEPS", 1)
     with pytest.raises(RuntimeError, match="2 SVMs of cost 100 have not converged after 1 Newton steps"):
         next(solve_path(basis, signs, weights, [100.0]))

@@ -278,7 +278,7 @@ def test_without_a_place_nothing_is_left_behind(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=1)
     assert list(tmp_path.iterdir()) == []
-    assert "not written anywhere" in capsys.readouterr().out
+    assert "results not saved" in capsys.readouterr().out
     with pytest.raises(TrainingStopped, match="small has no folder to keep checkpoints in: with --out FOLDER"):
         evaluate("small", "linear", data=str(folder), workers=0, device="cpu", size=16, epochs=2, max_time="0.001s")
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,8 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.experiments import command, plots, results
 from mixview.experiments import spec as grid
+from mixview.experiments.file_names import slug
 from mixview.experiments.runner import Runner
-from mixview.experiments.slugs import slug
 from mixview.io.terminal import printable
 from tests.experiments.trials import invented, trial
 from tests.report.damage import HOSTILE, WHOLE, every_oddity

@@ -195,7 +195,7 @@ def test_corrections_for_multiple_comparisons() -> None:
 
 def test_a_result_that_is_older_than_the_plan_is_not_confirmatory() -> None:
     study = grid.expand("trial", planned())
-    for changes, standing in (
+    for changes, plan_status in (
         ({}, "planned"),
         ({"began": EARLIER}, "older than the plan"),
         ({"began": "", "made": EARLIER}, "older than the plan"),
@@ -204,9 +204,9 @@ def test_a_result_that_is_older_than_the_plan_is_not_confirmatory() -> None:
     ):
         found = made(study, {"BSIM": -2.0, "half": 2.0}, **changes)
         text = tables.render(study, found)
-        assert f"| MoCo v2 · half | {standing} | 8 |" in text
-        assert ("2.0 [+1.6, +2.4] ahead**" in text) == (standing == "planned"), text
-        assert ("Nothing is confirmed yet" in text) == (standing != "planned")
+        assert f"| MoCo v2 · half | {plan_status} | 8 |" in text
+        assert ("2.0 [+1.6, +2.4] ahead**" in text) == (plan_status == "planned"), text
+        assert ("Nothing is confirmed yet" in text) == (plan_status != "planned")
 
 
 def test_rows_that_were_added_later_are_marked_and_decide_nothing() -> None:

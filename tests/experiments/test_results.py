@@ -11,7 +11,7 @@ import pytest
 from mixview.evaluate.knn import KNN
 from mixview.experiments import definitions, renames, results
 from mixview.experiments import spec as grid
-from mixview.experiments.cost import DEFAULT_IMAGES, Estimate, Pace
+from mixview.experiments.cost import DEFAULT_IMAGES, Estimate, SlowdownTracker
 from mixview.experiments.study_run import StudyRun
 from tests.experiments.trials import invented, trial
 
@@ -305,14 +305,14 @@ def test_the_estimate_counts_the_images_of_a_split_that_is_not_cut(monkeypatch: 
 
 def test_the_pace_is_that_of_the_machine() -> None:
     now = 0.0
-    pace = Pace(clock=lambda: now)
-    pace.begin("a")
-    assert pace.slowdown({"a": 0.0}, {"a": 100.0}) == 1.0
+    tracker = SlowdownTracker(clock=lambda: now)
+    tracker.begin("a")
+    assert tracker.slowdown({"a": 0.0}, {"a": 100.0}) == 1.0
     now = 60.0
-    assert pace.slowdown({"a": 0.3}, {"a": 100.0}) == pytest.approx(2.0)
-    pace.begin("b", share=0.5)
-    pace.end("a", 100.0, finished=False)  # what was stopped says nothing
+    assert tracker.slowdown({"a": 0.3}, {"a": 100.0}) == pytest.approx(2.0)
+    tracker.begin("b", share=0.5)
+    tracker.end("a", 100.0, finished=False)  # what was stopped says nothing
     now = 210.0
-    assert pace.slowdown({"b": 1.0}, {"b": 100.0}) == pytest.approx(3.0)
-    pace.end("b", 100.0, finished=True)
-    assert pace.slowdown({}, {}) == pytest.approx(3.0)
+    assert tracker.slowdown({"b": 1.0}, {"b": 100.0}) == pytest.approx(3.0)
+    tracker.end("b", 100.0, finished=True)
+    assert tracker.slowdown({}, {}) == pytest.approx(3.0)

@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an untrained baseline": ({"baseline": "random"}, "the baseline 'random' is not trained"),
     "a baseline": ({"baseline": "SMI"}, "the baseline 'SMI' is none of the objectives: did you mean SIM"),
     "about": ({"about": "text"}, "about should be names"),
-    "a batch": ({"settings": {"batch_size": "auto"}}, "give batch_size a number instead of auto"),
+    "a batch": ({"settings": {"batch_size": "auto"}}, "set batch_size to a number instead of auto"),
     "an objective": (
         {"objectives": {"SIM": {"objective": "simm"}}},
         "--objective must be sim, bsim, .* got 'simm'",

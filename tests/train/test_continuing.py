@@ -170,7 +170,7 @@ def test_a_run_that_gets_worse_stops_and_keeps_the_starting_weights(
     assert read_metrics(out)[-1]["step"] == 5 * 3
     assert "k-NN 50.0 % → 20.0 %: the encoder of step 6 was better" in error.strip().splitlines()[-1]
     best, last = (load(str(out / f"encoder{which}.safetensors"), natural_size=16) for which in ("", "-last"))
-    assert (best.about["step"], last.about["step"]) == ("6", "15")
+    assert (best.metadata["step"], last.metadata["step"]) == ("6", "15")
     # Nothing is lost: it goes on from where it stopped, to where a run that never stops comes.
     mixview.resume(out, stop_if_worse=False)
     monkeypatch.setattr(loop.Monitor, "knn_accuracy", lambda *_: 0.1)

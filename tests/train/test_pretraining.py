@@ -394,7 +394,7 @@ def test_mistakes_name_what_is_allowed(
     ],
 )
 def test_what_cannot_work_says_so_and_can_be_corrected(options: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    """The folder of a run that never began is no obstacle to the corrected one."""
+    """The folder of a run that never began is no unsupported_reason to the corrected one."""
     with pytest.raises((ValueError, OSError, RuntimeError), match=re.escape(sentence)):
         mixview.pretrain(**tiny(tmp_path / "run", **options))
     if "batch_size" in options or "backbone" in options:

@@ -38,8 +38,8 @@ class ExportSource:
         if loaded.spec is None:
             raise ValueError(f"{loaded.name} have no network to export: name a run, a file or a model")
         spec = loaded.spec | {"size": loaded.size, "feature_dim": loaded.feature_dim}
-        about = loaded.about | describe_normalize(loaded.normalize)
-        return cls(loaded, spec, plain_tensors(loaded.encoder), write_header(spec, about))
+        metadata = loaded.metadata | describe_normalize(loaded.normalize)
+        return cls(loaded, spec, plain_tensors(loaded.encoder), write_header(spec, metadata))
 
     @property
     def library(self) -> str:

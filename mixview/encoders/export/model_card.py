@@ -26,21 +26,9 @@ OBJECTIVES = {
     "unmix": "Un-Mix: mixed and unmixed anchors, of equal weight",
 }
 SETTINGS = (
-    *(
-        "epochs",
-        "batch_size",
-        "seed",
-        "augment",
-        "normalize",
-        "size",
-        "value_range",
-        "optimizer",
-        "mixing",
-        "method",
-        "weights",
-    ),
-    *("freeze", "precision"),
-)
+    "epochs", "batch_size", "seed", "augment", "normalize", "size", "value_range", "optimizer", "mixing", "method",
+    "weights", "freeze", "precision",
+)  # fmt: skip
 """The settings of a run that make the experiment."""
 
 CITATION = """\
@@ -91,8 +79,8 @@ def is_card(path: Path) -> bool:
 def front_matter(source: ExportSource, format_name: str) -> str:
     """The fields that model hubs index."""
     hub = {"huggingface": "transformers", "timm": "timm", "onnx": "onnx"}
-    about = source.loaded.about
-    tags = ["self-supervised", "mixview", *(about[key] for key in ("method", "objective") if key in about)]
+    metadata = source.loaded.metadata
+    tags = ["self-supervised", "mixview", *(metadata[key] for key in ("method", "objective") if key in metadata)]
     content = {
         "library_name": hub.get(format_name, "mixview"),
         "pipeline_tag": "image-feature-extraction",
@@ -116,8 +104,8 @@ def introduction(source: ExportSource) -> str:
 def preprocessing(source: ExportSource) -> str:
     """The preparation of an image."""
     size = int(source.spec["size"])
-    mean, std = source.loaded.normalize.values(int(source.spec["channels"]))
-    numbers = ", ".join(f"{value:.4g}" for value in mean), ", ".join(f"{value:.4g}" for value in std)
+    moments = source.loaded.normalize.values(int(source.spec["channels"]))
+    mean, std = (", ".join(f"{value:.4g}" for value in values) for values in moments)
     value_range = source.loaded.value_range
     scaled = "divided by 255"
     if value_range is not None:
@@ -129,23 +117,23 @@ def preprocessing(source: ExportSource) -> str:
     return (
         f"The shorter side is resized to {round(size * CROP_RATIO)} pixels (to {size} if the image is no larger than "
         f"that), bilinear and antialiased; the middle {size}×{size} pixels are taken, {scaled}, and normalized "
-        f"by mean ({numbers[0]}) and standard deviation ({numbers[1]})."
+        f"by mean ({mean}) and standard deviation ({std})."
     )
 
 
 def training(source: ExportSource) -> str:
     """Method, data and settings, from the run's folder; unknown for weights from elsewhere."""
-    about, run = source.loaded.about, source.loaded.run
-    if "method" not in about:
+    metadata, run = source.loaded.metadata, source.loaded.run
+    if "method" not in metadata:
         return f"Unknown: the weights are {source.loaded.name}, which mixview did not train."
     rows = {
-        "method": builtin.summary if (builtin := METHODS.builtins.get(about["method"])) else about["method"],
-        "objective": OBJECTIVES.get(about.get("objective", ""), about.get("objective", "unknown")),
-        "trained for": f"{about.get('epoch', '?')} epochs, {about.get('step', '?')} steps",
+        "method": builtin.summary if (builtin := METHODS.builtins.get(metadata["method"])) else metadata["method"],
+        "objective": OBJECTIVES.get(metadata.get("objective", ""), metadata.get("objective", "unknown")),
+        "trained for": f"{metadata.get('epoch', '?')} epochs, {metadata.get('step', '?')} steps",
     }
     if run is not None:
         faults: list[str] = []
-        rows |= data_rows(read(run / "data.json", Data, faults), about)
+        rows |= data_rows(read(run / "data.json", Data, faults), metadata)
         rows |= setting_rows(read(run / "config.yaml", Config, faults))
         versions = read(run / "environment.json", Environment, faults).get("versions", {})
         if versions:
@@ -156,9 +144,9 @@ def training(source: ExportSource) -> str:
     return "\n".join(["| | |", "|---|---|", *lines])
 
 
-def data_rows(data: dict[str, Any], about: dict[str, str]) -> dict[str, str]:
+def data_rows(data: dict[str, Any], metadata: dict[str, str]) -> dict[str, str]:
     """The images, without the path that they had on one machine."""
-    name = Path(about.get("data", "")).name
+    name = Path(metadata.get("data", "")).name
     count = f", {data['count']:,} images" if isinstance(data.get("count"), int) else ""
     rows = {"images": f"{name or 'unnamed'} ({data.get('kind', 'unknown kind')}{count}), without labels"}
     return rows | ({"fingerprint of the images": str(data["fingerprint"])} if "fingerprint" in data else {})
@@ -177,13 +165,13 @@ def setting_rows(config: dict[str, Any]) -> dict[str, str]:
 
 def measured(source: ExportSource) -> str:
     """The results of `mixview evaluate`, each metric with its protocol; or that there are none."""
-    about, run = source.loaded.about, source.loaded.run
+    metadata, run = source.loaded.metadata, source.loaded.run
     read, faults = results.read_valid(run) if run is not None else ([], [])
     left_out = [f"- Left out: {inline(fault)}" for fault in faults]
     own = [
         result
         for result in read
-        if result.about and all(result.about.get(name, value) == value for name, value in about.items())
+        if result.about and all(result.about.get(name, value) == value for name, value in metadata.items())
     ]  # others that were kept in the same folder, or are of another epoch, are not this encoder's
     if not own:
         nothing = "Nothing yet. `mixview evaluate` evaluates an encoder and keeps its results in the run's folder."
@@ -191,11 +179,11 @@ def measured(source: ExportSource) -> str:
     rows = results.summarize(own)
     lines = [
         f"| {inline(row.protocol)} | {inline(row.metric)} | {format_metric(row.mean, row.std)} | {row.runs} | "
-        f"{inline(row.example.data)} |"
+        f"{inline(row.result.data)} |"
         for row in rows
     ]
-    protocols = dict.fromkeys(f"- **{inline(row.protocol)}**: {inline(row.example.description)}" for row in rows)
-    warnings = dict.fromkeys(f"- Warning: {inline(warning)}" for row in rows for warning in row.example.warnings)
+    protocols = dict.fromkeys(f"- **{inline(row.protocol)}**: {inline(row.result.description)}" for row in rows)
+    warnings = dict.fromkeys(f"- Warning: {inline(warning)}" for row in rows for warning in row.result.warnings)
     table = ["| protocol | metric | measured | runs | on |", "|---|---|---|---|---|", *lines]
     return "\n".join([*table, "", *protocols, *warnings, *left_out])
 

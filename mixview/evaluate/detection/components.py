@@ -21,7 +21,7 @@ Target = dict[str, Tensor]
 
 
 class Floats(nn.Module):
-    """What comes in, in float32."""
+    """Converts its input to float32."""
 
     def forward(self, values: Tensor) -> Tensor:
         return values.float()
@@ -52,7 +52,7 @@ class ShortSide(GeneralizedRCNNTransform):
 
 
 class Anchors(AnchorGenerator):
-    """Anchors in float32, whatever the maps are in."""
+    """Anchors in float32, for maps of any precision."""
 
     def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
         super().set_cell_anchors(torch.float32, device)

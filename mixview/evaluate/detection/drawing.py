@@ -1,4 +1,4 @@
-"""Pictures of what a detector found, beside what is there."""
+"""Pictures of detections below the ground truth."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from mixview.evaluate.detection.metrics import Floats, Rle, library
 
 TILE = 240
 SURE = 0.5
-"""Detections of a lower score are not drawn, unless there is no other."""
+"""Minimum score of the detections that are drawn, unless no detection has it."""
 SUREST = 3
-"""The number of detections that are drawn then."""
+"""Number of detections that are drawn in that case."""
 
 
 def draw_predictions(
@@ -39,11 +39,11 @@ def draw_predictions(
         )
         names.append(source.name(predictions.indices[place]).rpartition("/")[2])
         counts.append(f"{int((detections.scores >= SURE).sum())} with a score of {SURE:g} or more")
-    return contact_sheet([Row("what is there", annotated, names), Row("what was found", detected, counts)], TILE)
+    return contact_sheet([Row("ground truth", annotated, names), Row("detections", detected, counts)], TILE)
 
 
 def lowest(scores: Floats) -> float:
-    """The score of the last of the surest."""
+    """The lowest score of the `SUREST` most confident detections."""
     return float(np.sort(scores)[::-1][:SUREST][-1]) if len(scores) else SURE
 
 

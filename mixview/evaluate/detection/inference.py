@@ -26,7 +26,7 @@ class Predictions(NamedTuple):
     """Test images with their annotations and detections."""
 
     indices: list[int]
-    """Which images these are."""
+    """Indices of the images."""
     truth: list[Truth]
     detections: list[Detections]
 
@@ -37,8 +37,8 @@ def truth_of(
     """The ground truth of an image: all of its objects as annotated.
 
     Args:
-        classes: what the classes of its source are among those of the detector.
-        masks: whether masks are evaluated, too.
+        classes: [own classes] the index of each class of its source among those of the detector.
+        masks: also encode masks, which are evaluated too.
         name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float64)
@@ -56,7 +56,7 @@ def truth_of(
 
 @final
 class TestImages(Dataset[Any]):
-    """Test images and what is in them; None for one that cannot be read."""
+    """Test images with their ground truth; None for one that cannot be read."""
 
     def __init__(self, source: Source, indices: list[int], classes: Any, *, channels: int, masks: bool) -> None:
         self.images = ImageDataset(source, decoder_for(channels, find_range(source), eight_bits=True))
@@ -90,10 +90,10 @@ def predict(
     masks: bool,
     workers: int,
 ) -> Predictions:
-    """What the detector finds in all images of a source, each process evaluating its share.
+    """The detections in all images of a source, each process evaluating its share.
 
     Args:
-        classes: what the classes of the source are among those of the detector.
+        classes: [own classes] the index of each class of the source among those of the detector.
     """
     own = list(range(fabric.global_rank, len(source), fabric.world_size))
     loader = Loader(TestImages(source, own, classes, channels=channels, masks=masks), workers=workers, batch_size=None)
@@ -113,7 +113,7 @@ def predict(
 
 
 def detections_of(output: dict[str, Tensor]) -> Detections:
-    """What torchvision's detectors say of an image, as arrays; a mask is where it is more likely than not."""
+    """The output of torchvision's detectors for an image, as arrays; masks are thresholded at 0.5."""
     masks = output.get("masks")
     return Detections(
         output["boxes"].cpu().double().numpy(),
@@ -124,7 +124,7 @@ def detections_of(output: dict[str, Tensor]) -> Detections:
 
 
 def gather(predictions: Predictions, fabric: Fabric) -> Predictions:
-    """What all processes found, in the order of the images."""
+    """The predictions of all processes, in the order of the images."""
     if fabric.world_size == 1:
         return predictions
     parts: list[Any] = [None] * fabric.world_size

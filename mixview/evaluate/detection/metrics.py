@@ -31,7 +31,7 @@ VOC_KINDS: tuple[Interpolation, ...] = ("11-point", "all-points")
 
 
 class Truth(NamedTuple):
-    """What is in an image, K objects."""
+    """The K objects in an image."""
 
     height: int
     width: int
@@ -40,14 +40,14 @@ class Truth(NamedTuple):
     classes: npt.NDArray[np.int64]
     """[K]"""
     ignored: npt.NDArray[np.bool_]
-    """[K] crowds and difficult objects: neither wanted nor wrong."""
+    """[K] crowds and difficult objects: neither required nor wrong."""
     areas: Floats
-    """[K] by which COCO calls an object small, medium or large."""
+    """[K] the areas by which COCO calls an object small, medium or large."""
     masks: list[Rle] | None
 
 
 class Detections(NamedTuple):
-    """What was found in an image, K detections, the surest first."""
+    """The K detections in an image, the most confident first."""
 
     boxes: Floats
     """[K, 4]"""
@@ -59,7 +59,7 @@ class Detections(NamedTuple):
 
 
 def library(name: str = "faster_coco_eval") -> ModuleType:
-    """What counts COCO's metrics, imported when it is needed."""
+    """The library that computes COCO's metrics, imported when it is needed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -194,14 +194,14 @@ def voc_metrics(truth: Sequence[Truth], detections: Sequence[Detections], classe
 def match_class(
     truth: Sequence[Truth], detections: Sequence[Detections], number: int
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """How the detections of a class fare by VOC's rules.
+    """Match the detections of a class to objects by VOC's rules.
 
-    A detection is held against the object of its class that it overlaps most, whether that was found before or not;
-    the IoU must exceed the threshold; of several on one object the surest is right and the others are wrong; those on
-    an ignored object do not count.
+    A detection is compared with the object of its class that it overlaps most, even if that one is already matched; the
+    IoU must exceed the threshold. Of several detections of one object the most confident is correct, and the others are
+    wrong. Those of an ignored object do not count.
 
     Returns:
-        scores [D], right [D, thresholds], not counted [D, thresholds], and how many objects are wanted.
+        scores [D], correct [D, thresholds], ignored [D, thresholds], and the number of objects to find.
     """
     scores: list[Tensor] = []
     hits: list[Tensor] = []

@@ -73,15 +73,15 @@ class Model:
         ):
             raise ValueError(f"anchors, and all numbers of a model, must be at least 1, got {self}")
         if self.architecture == "fpn" and len(self.anchors) != 5:
-            raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: give five")
+            raise ValueError(f"an FPN has five levels and one anchor size for each, not {len(self.anchors)}: pass five")
 
 
 @dataclass(frozen=True)
 class Scales:
-    """The sizes at which images are shown."""
+    """Image sizes in training and testing."""
 
     train: tuple[int, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
-    """Shorter sides in training: one is drawn for every image."""
+    """Shorter sides in training: one is drawn per image."""
     test: int = 800
     """Shorter side in testing."""
     longest: int = 1333
@@ -97,7 +97,7 @@ def build_detector(
 ) -> GeneralizedRCNN:
     """A detector whose trunk, and with C4 whose region head, are copies of the encoder's stages, all of them trained.
 
-    What is new starts as torch's global generator says.
+    New weights are initialized from torch's global generator.
 
     Args:
         encoder: a ResNet of torchvision or timm, or mixview's small one.
@@ -185,7 +185,7 @@ def build_rpn(
     Args:
         sizes: sizes of the anchors, for every map.
         sampled: anchors per image that are trained on.
-        train: how many proposals before and after suppression in training.
+        train: numbers of proposals before and after suppression in training.
         test: the same in testing.
     """
     head = ProposalsHead(width, len(sizes[0]) * len(RATIOS))
@@ -200,7 +200,7 @@ def region_rules(model: Model) -> tuple[float, float, int, float, None, float, f
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage makes of an image."""
+    """The shape of a stage's output."""
 
     width: int
     """Channels."""
@@ -209,7 +209,7 @@ class Stage:
 
 
 def measure(trunk: nn.Module, channels: int, side: int = 128) -> dict[str, Stage]:
-    """The stages of a trunk, seen by trying; the trunk stays as it is."""
+    """The stages of a trunk, measured by a forward pass of a copy."""
     with torch.no_grad():
         maps: dict[str, Tensor] = copy.deepcopy(trunk).eval()(torch.zeros(1, channels, side, side))
     stages = {name: Stage(each.shape[1], side // each.shape[-1]) for name, each in maps.items()}

@@ -30,19 +30,19 @@ from mixview.evaluate.detection.models import Model, Scales, build_detector
 from mixview.evaluate.detection.targets import Sample, align_classes, objects_of, training_loader, with_objects
 from mixview.evaluate.detection.training import DetectionLogging, Engine, Schedule, build_optimizer
 from mixview.evaluate.results import Result, percentages
-from mixview.evaluate.training import TrainingConfig, workers_of
+from mixview.evaluate.training import TrainingConfig, resume_engine, workers_of
 from mixview.evaluate.training_loop import run_supervised
 from mixview.io.atomic import atomic_write, write_bytes
 from mixview.io.records import RecordError, read_json
 from mixview.io.run_folders import is_run
 from mixview.options import Count, NonNegative, Positive
-from mixview.runs.devices import latest_state, launch_once
+from mixview.runs.devices import launch_once
 from mixview.runs.fabric import Fabric
 from mixview.runs.launching import explain_lost_peer
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError, record_failure, start_or_resume
 
 MAY_CHANGE = training.MAY_CHANGE | {"precision"}
-"""Settings that a resumed trial may change: they say where, how long and how closely it is logged."""
+"""Settings that a resumed trial may change: place, duration and logging."""
 NOT_OF_A_TRIAL = frozenset({"resume", "trials", "trust_remote_code"})
 
 
@@ -81,7 +81,7 @@ class Detection(TrainingConfig, Protocol):
     max_test_images: Count | None = None
     """Maximum number of test images, evenly chosen; by default all."""
     logging: DetectionLogging = field(default_factory=DetectionLogging)
-    """How often a run logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
     name: ClassVar[str] = "detection"
     examples: ClassVar[tuple[str, ...]] = (
@@ -89,12 +89,12 @@ class Detection(TrainingConfig, Protocol):
         "runs/first --data coco --recipe small-fpn",
     )
     first_options: ClassVar[str] = "data recipe iterations devices resume out"
-    cost: ClassVar[float] = 8
+    run_order: ClassVar[float] = 8
     excluded_from_all: ClassVar[str] = "it needs boxes and a recipe: mixview evaluate detection"
     multi_label: ClassVar[bool] = True
     needs_network: ClassVar[bool] = True
     needs_folder: ClassVar[bool] = True
-    not_in_results: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
+    runtime_options: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
         library()
@@ -126,7 +126,7 @@ class Trial:
     context: EvalContext
     fabric: Fabric
     deadline: float | None = None
-    """When to stop, by the monotonic clock."""
+    """The time to stop, by the monotonic clock."""
 
     @property
     def out(self) -> Path:
@@ -138,7 +138,7 @@ class Trial:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its result is there."""
+        """True if its result exists."""
         return (self.out / "result.json").is_file()
 
     def read_result(self) -> Result:
@@ -174,44 +174,17 @@ class Trial:
 
     def train(self, folder: RunDirectory | None) -> bool:
         """Train and evaluate, on every process; False if it was stopped before its end."""
-        settings, fabric, loaded = self.settings, self.fabric, self.context.encoder
-        source, empty = (self.context.splits.train, 0) if settings.empty else with_objects(self.context.splits.train)
+        settings, train = self.settings, self.context.splits.train
+        source, empty = (train, 0) if settings.empty else with_objects(train)
         notes = [*self.context.notes]
         if empty:
             notes.append(f"{empty} training images show no object and are left out (--empty keeps them).")
-        batches = self.batches(source)
-        torch.manual_seed(settings.seed)  # the same first weights on every process
-        detector = build_detector(
-            loaded.encoder,
-            classes=len(self.context.splits.classes),
-            model=settings.model,
-            scales=settings.scales,
-            normalize=loaded.normalize,
-            channels=loaded.channels,
-        )
-        if settings.sync_bn:
-            notes += synchronize_batch_norm(detector, fabric.device)
-        module, optimizer = fabric.setup(detector, build_optimizer(detector, settings.schedule))
-        loader = self.loader(source, batches)
-        engine = Engine(
-            fabric=fabric,
-            module=module,
-            network=detector,
-            optimizer=optimizer,
-            batches=batches,
-            loader=loader,
-            steps=settings.schedule.iterations,
-            seed=settings.seed,
-            accumulate_grad_batches=settings.accumulate_grad_batches,
-            schedule=settings.schedule,
-        )
-        if (state := latest_state(fabric, self.out)) is not None:
-            engine.load_state(state)
-            notes.append(f"Resuming from iteration {engine.step} of {settings.schedule.iterations}.")
+        engine, synchronized = self.build_engine(source)
+        notes += [*synchronized, *resume_engine(engine, self.out)]
         last: list[tuple[Predictions, dict[str, float]]] = []
 
         def evaluate() -> dict[str, float]:
-            predictions = self.predict(detector, source)
+            predictions = self.predict(engine.network, source)
             last[:] = [(predictions, self.metrics(predictions))]
             return last[0][1]
 
@@ -230,6 +203,35 @@ class Trial:
         if folder is not None:
             self.write(folder, engine, *last[0])
         return True
+
+    def build_engine(self, source: Source) -> tuple[Engine, list[str]]:
+        """The engine at its first step, and notes on what was changed for several devices."""
+        settings, fabric, loaded = self.settings, self.fabric, self.context.encoder
+        batches = self.batches(source)
+        torch.manual_seed(settings.seed)  # the same first weights on every process
+        detector = build_detector(
+            loaded.encoder,
+            classes=len(self.context.splits.classes),
+            model=settings.model,
+            scales=settings.scales,
+            normalize=loaded.normalize,
+            channels=loaded.channels,
+        )
+        notes = synchronize_batch_norm(detector, fabric.device) if settings.sync_bn else []
+        module, optimizer = fabric.setup(detector, build_optimizer(detector, settings.schedule))
+        engine = Engine(
+            fabric=fabric,
+            module=module,
+            network=detector,
+            optimizer=optimizer,
+            batches=batches,
+            loader=self.loader(source, batches),
+            steps=settings.schedule.iterations,
+            seed=settings.seed,
+            accumulate_grad_batches=settings.accumulate_grad_batches,
+            schedule=settings.schedule,
+        )
+        return engine, notes
 
     def batches(self, source: Source, shift: int = 0) -> EpochSampler:
         """The order of the images, for this process."""
@@ -294,7 +296,7 @@ class Trial:
         return percentages(metrics | voc_metrics(predictions.truth, predictions.detections, classes))
 
     def write(self, folder: RunDirectory, engine: Engine, predictions: Predictions, metrics: dict[str, float]) -> None:
-        """The detections in COCO's format, the picture and, last, the result."""
+        """Write the detections in COCO's format, the picture and, last, the result."""
         count = self.settings.logging.pictures
         result = self.result(metrics, unread=len(self.test) - len(predictions.indices))
         with folder.explain_disk_error("write the result into"):
@@ -329,7 +331,7 @@ class Trial:
         return context.result(metrics)
 
     def write_detections(self, predictions: Predictions) -> None:
-        """All detections in COCO's results format, by COCO's own ids where the data has them."""
+        """Write all detections in COCO's results format, with COCO's own ids where the data has them."""
         test, all_images, places = self.test, self.context.splits.test, predictions.indices
         if isinstance(test, Subset) and test is not all_images:
             places = test.indices[places].tolist()

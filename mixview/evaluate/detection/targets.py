@@ -33,13 +33,13 @@ class Sample(NamedTuple):
 
 
 def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str = "an image") -> Target:
-    """The objects of an image that can be learned from.
+    """The objects of an image that a detector can learn from.
 
     Args:
-        objects: as annotated.
+        objects: the annotated objects.
         height: height of the image in pixels.
         width: width of the image in pixels.
-        masks: whether masks are learned too.
+        masks: also learn masks.
         name: name of the image, for errors.
     """
     boxes = objects.boxes.astype(np.float32).copy()
@@ -59,7 +59,9 @@ def clean(objects: Objects, height: int, width: int, *, masks: bool, name: str =
 def masks_of(objects: Objects, height: int, width: int, name: str) -> npt.NDArray[np.bool_]:
     """[K, H, W] the masks of an image that must have them."""
     if objects.masks is None and len(objects.boxes):
-        raise SourceError(f"{name} has boxes and no masks: train without, --model.masks false, or give masks to all")
+        raise SourceError(
+            f"{name} has boxes and no masks: train without masks (--model.masks false), or annotate all with masks"
+        )
     drawn = np.zeros((0, height, width), np.bool_) if objects.masks is None else objects.masks
     if drawn.shape[1:] != (height, width):
         raise SourceError(
@@ -80,12 +82,12 @@ def flip(sample: Sample) -> Sample:
 
 @final
 class Annotated(Dataset[Sample]):
-    """Images and what is to be found in them, by (epoch, index); half of them flipped.
+    """Images and their objects, by (epoch, index); half of them flipped.
 
     Args:
         images: the images; one that cannot be read is replaced by the next, with its own objects.
-        masks: whether masks are learned too.
-        seed: which are flipped.
+        masks: also learn masks.
+        seed: random seed of the flips.
     """
 
     def __init__(self, images: ImageDataset, *, masks: bool, seed: int) -> None:
@@ -128,12 +130,12 @@ def objects_of(source: Source, index: int) -> Objects:
     """The objects in an image of a source that must have them."""
     objects = source.objects(index)
     if objects is None:
-        raise SourceError(f"{source.name(index)} has no boxes to learn from: give data in VOC's or COCO's layout")
+        raise SourceError(f"{source.name(index)} has no boxes to learn from: pass data in VOC's or COCO's layout")
     return objects
 
 
 def with_objects(source: Source) -> tuple[Source, int]:
-    """The images that show any class, and how many were left out: nothing is learned from them in the protocols."""
+    """The images that show any class, and the number of others, from which the published protocols learn nothing."""
     sets = source.label_sets()
     annotated = np.ones(len(source), np.bool_) if sets is None else (sets != 0).any(axis=1)
     if annotated.all():
@@ -142,11 +144,12 @@ def with_objects(source: Source) -> tuple[Source, int]:
 
 
 def align_classes(source: Source, classes: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """[own classes] what each class of a source is called among `classes`."""
+    """[own classes] the index of each class of a source among `classes`."""
     own = source.classes or classes
     unknown = sorted(set(own) - set(classes))
     if unknown:
         raise SourceError(
-            f"the test part has the class {unknown[0]!r}, which the training part lacks: give two parts of one set"
+            f"the test split has the class {unknown[0]!r}, which the training split lacks: pass two splits of one "
+            "dataset"
         )
     return np.array([classes.index(name) for name in own], dtype=np.int64)

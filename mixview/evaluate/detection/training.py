@@ -11,6 +11,7 @@ from mixview.evaluate.detection.targets import Sample
 from mixview.evaluate.training import Logging
 from mixview.evaluate.training_loop import SupervisedEngine
 from mixview.optim import step_decay
+from mixview.options import Count, NonNegative, Positive, check_options
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,15 @@ class Schedule:
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimizer: sgd, as published, or adamw, which gets further in a few hundred iterations."""
-    iterations: int = 24000
+    iterations: Count = 24000
     """Optimizer steps."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Images per step, over all devices."""
-    lr: float = 0.02
+    lr: Positive = 0.02
     """The highest learning rate."""
     steps: tuple[int, ...] = (18000, 22000)
     """Iterations after which the learning rate falls to a tenth."""
-    warmup: int = 100
+    warmup: NonNegative = 100
     """Iterations of linear warm-up, from a thousandth of the learning rate."""
     weight_decay: float = 1e-4
     """Weight decay of everything but batch norms."""
@@ -35,8 +36,7 @@ class Schedule:
     """Momentum of sgd."""
 
     def __post_init__(self) -> None:
-        if self.iterations < 1 or self.batch_size < 1 or self.lr <= 0 or self.warmup < 0:
-            raise ValueError(f"iterations, batch_size and lr must be positive, and warmup 0 or more, got {self}")
+        check_options(self, "schedule")
 
     def resolve(self, iterations: int | None, batch_size: int | None, lr: float | None) -> "Schedule":
         """The schedule of another batch size, or of another number of iterations.
@@ -66,7 +66,7 @@ class Schedule:
 
     @property
     def description(self) -> str:
-        """The schedule in a few words, for a result."""
+        """A short description of the schedule, for a result."""
         steps = " and ".join(str(step) for step in self.steps)
         falls = f", ×0.1 at {steps}" if steps else ""
         name = f"SGD {self.momentum:g}" if self.optimizer == "sgd" else "AdamW"
@@ -123,19 +123,14 @@ def to_device(samples: list[Sample], device: torch.device) -> tuple[list[Tensor]
 
 @dataclass(frozen=True)
 class DetectionLogging(Logging):
-    """How often a run logs and saves, and what it keeps."""
+    """Intervals of logging and of checkpoints, and what is kept."""
 
-    eval_every: int = 0
+    eval_every: NonNegative = 0
     """Iterations between two evaluations on the test split, for a curve; 0 is only at the end."""
-    checkpoint_every: int = 1000
+    checkpoint_every: Count = 1000
     """Iterations between two checkpoints."""
-    pictures: int = 8
+    pictures: NonNegative = 8
     """Number of test images to draw, with detections and annotations."""
     loggers: str = "tensorboard"
     """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
     tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.checkpoint_every < 1 or min(self.eval_every, self.pictures) < 0:
-            raise ValueError(f"checkpoint_every must be at least 1, and eval_every and pictures 0 or more, got {self}")

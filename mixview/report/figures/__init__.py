@@ -1,4 +1,4 @@
-"""The figures of the paper, from one's own images and runs: `mixview figure …`. Each is a PNG and an SVG."""
+"""The figures of the paper from the user's images and runs: `mixview figure …`. Each is a PNG and an SVG."""
 
 from typing import TYPE_CHECKING
 

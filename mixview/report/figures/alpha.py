@@ -1,4 +1,4 @@
-"""How much the α of Beta(α, α) matters: metrics of runs that differ in nothing else, beside the paper's table."""
+"""The effect of the α of Beta(α, α): metrics of runs that differ in nothing else, beside the paper's table."""
 
 import json
 import statistics
@@ -25,7 +25,7 @@ class Measured(NamedTuple):
     how: dict[str, Any]
     """Settings of the protocol, and the data."""
     settings: dict[str, Any]
-    """What shaped the encoder, except the seed."""
+    """Settings of the encoder, except the seed."""
     value: float
     """In percent."""
 
@@ -54,7 +54,7 @@ def draw_alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | 
     Args:
         runs: Folders of the runs.
         out: Name of the figure: OUT.png and OUT.svg are written.
-        metrics: Metrics to draw, such as "knn top-1"; by default all that runs of two values of α have, at most four.
+        metrics: Metrics to draw, such as "knn top-1"; by default up to four that have at least two values of α.
 
     Example:
         >>> paths = draw_alpha(["runs/alpha-0.5", "runs/alpha-1"], metrics=["knn top-1"])
@@ -66,7 +66,7 @@ def draw_alpha(runs: list[str], out: Path = Path("alpha"), metrics: list[str] | 
     if not names:
         available = ", ".join(panels) or "none"
         raise ValueError(
-            "there are no two α to compare: give runs that differ in --mixing.alpha and in no other setting, and have "
+            "there are no two α to compare: pass runs that differ in --mixing.alpha and in no other setting, and have "
             f"been evaluated (metrics: {available})"
         )
     figure = new_figure(3.6 * (len(names) + 1), 3.3)
@@ -143,7 +143,7 @@ def is_unmixed(measured: Measured) -> bool:
 
 
 def name_curve(measured: Measured) -> str:
-    """What a curve is of."""
+    """The name of a curve."""
     if is_unmixed(measured):
         return "SIM, nothing mixed"
     method, objective, mixer = (measured.settings.get(name) for name in ("method.name", "objective", "mixing.mixer"))

@@ -34,11 +34,11 @@ OBJECTIVES: tuple[ObjectiveName, ...] = ("sim", "bsim", "wbsim")
 PAPER_NAMES: dict[str, str] = {"mocov1": "MoCo", "mocov2": "MoCo", "byol": "BYOL", "swav": "SwAV"}
 SUFFIXES: dict[ObjectiveName, str] = {"sim": "", "bsim": "-BSIM", "wbsim": "-WBSIM"}
 IMAGENET, EPOCHS = 1_281_167, 200
-"""What the paper's hours and GPU days are of."""
+"""The length of the trainings in the paper's hours and GPU days."""
 
 
 class Setup(NamedTuple):
-    """What is measured."""
+    """The settings of a measurement."""
 
     method: str
     backbone: str
@@ -133,7 +133,7 @@ def draw_cost(
 
 
 def setup_of(run: ReportRun) -> Setup:
-    """What a step of a run is on one device: of a batch that accumulates, one micro-batch."""
+    """The step of a run on one device: with gradient accumulation, one micro-batch."""
     config = run.config
     wanted = {"method": run.method, **{name: config.get(name) for name in ("backbone", "batch_size", "size")}}
     for name, value in wanted.items():
@@ -237,7 +237,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def ratios(measured: dict[Setup, Costs]) -> Table:
-    """What can be compared: each objective relative to SIM, here and in the paper."""
+    """The comparable part: each objective relative to SIM, here and in the paper."""
     table = new_table(
         "Relative to SIM: here and in the paper", "method", "", "memory, here", "paper", "time, here", "paper"
     )
@@ -261,7 +261,7 @@ def ratios(measured: dict[Setup, Costs]) -> Table:
 
 
 def amounts(measured: dict[Setup, Costs], device: torch.device) -> Table:
-    """What was measured here."""
+    """The measurements on this machine."""
     memory = "peak (reserved)" if device.type == "cuda" else "activations held"
     kind = "GPU" if device.type == "cuda" else device.type.upper()
     table = new_table(
@@ -314,7 +314,7 @@ def papers_tables() -> Table:
 
 
 def recorded(runs: list[ReportRun]) -> Table:
-    """What the runs themselves took, wherever they ran."""
+    """The time that the runs themselves recorded, on any machine."""
     table = new_table("Recorded by the runs, images and evaluations included", "run", "", "batch", "step")
     for run in runs:
         steps = run.status.get("step")

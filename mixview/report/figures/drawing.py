@@ -1,4 +1,4 @@
-"""What all figures share: how they look, how they are saved, and where their images come from."""
+"""The common parts of all figures: their style, saving them, and opening their images."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -72,7 +72,7 @@ def draw_tsne_classes(
     source = open_images(data or runs[0], split)
     labels = source.labels()
     if labels is None:
-        raise ValueError(f"{data or runs[0]} has no labels, one class per image: give labeled images with --data")
+        raise ValueError(f"{data or runs[0]} has no labels, one class per image: pass labeled images as --data")
     few = Subset(source, np.flatnonzero((labels >= 0) & (labels < classes)))
     name = (
         augment

@@ -40,7 +40,7 @@ PAIR = 6
 
 
 class Placed(NamedTuple):
-    """How one encoder places images and mixtures."""
+    """The places of images and mixtures by one encoder."""
 
     places: npt.NDArray[np.float32]
     """[2 N, 2] the images, then the mixtures."""
@@ -93,7 +93,7 @@ def draw_tsne_mixtures(
     )
     if len(some.source) < COUNT:
         raise ValueError(
-            f"this figure needs {COUNT} images, and {some.description} has {len(candidates)}: give others with --data"
+            f"this figure needs {COUNT} images, and {some.description} has {len(candidates)}: pass others as --data"
         )
     chosen = np.linspace(0, len(some.source) - 1, COUNT).astype(np.int64)
     source, pictures = Subset(some.source, chosen), [some.pictures[index] for index in chosen]

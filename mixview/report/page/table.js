@@ -44,12 +44,12 @@ function evaluationSection() {
         value: cell.mean,
         content: [cell.best ? el("b", { class: "best" }, cell.text) : cell.text,
           cell.runs > 1 ? el("span", { class: "small" }, ` (${cell.runs} results)`) : null,
-          cell.paper ? el("span", { class: "paper", title: `The paper's: ${cell.paper.where}` }, `paper: ${cell.paper.printed} (${cell.paper.mark})`) : null],
+          cell.paper ? el("span", { class: "paper", title: `Paper: ${cell.paper.where}` }, `paper: ${cell.paper.printed} (${cell.paper.label})`) : null],
       }),
     ],
   }));
   const descriptions = [...new Set(columns.flatMap((column) => column.descriptions.map((each) => `${column.protocol}: ${each} On ${column.data}.`)))];
-  const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.mark}: ${cell.paper.where}`))];
+  const sources = [...new Set(lines.flatMap((line) => line.cells).filter((cell) => cell && cell.paper).map((cell) => `${cell.paper.label}: ${cell.paper.where}`))];
   return section("evaluation", "Evaluation", hint, sortable("Evaluation", heads, rows),
     warnings.map((warning) => el("p", { class: "note error" }, warning)),
     el("details", {}, el("summary", {}, "How these metrics were computed"),

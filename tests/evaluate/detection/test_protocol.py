@@ -212,7 +212,7 @@ def test_a_recipe_says_what_it_is_and_sets_what_can_be_set(name: str) -> None:
     assert text.startswith(f"# {recipe.about['what'].split(',')[0]}")
     assert f"--recipe {name.removeprefix('detection/')}" in text
     assert name not in recipes.names()
-    with pytest.raises(ValueError, match="give --out"):
+    with pytest.raises(ValueError, match="pass --out"):
         detect("random", recipe=name.removeprefix("detection/"), data="scenes")  # every setting was understood
 
 
@@ -237,7 +237,7 @@ def test_the_papers_figures_stand_beside() -> None:
     ) -> str:
         result = result_of(paper.PaperKey(method, objective, "cutmix", "1", epochs, protocol, metric))
         cell = paper.find(result, metric)
-        return "nothing" if cell is None else f"{cell.printed} {cell.mark}"
+        return "nothing" if cell is None else f"{cell.printed} {cell.label}"
 
     assert printed("detection-voc-c4", "11-point AP50") == "83.0 T9"
     assert printed("detection-voc-c4", "11-point AP75", objective="bsim") == "64.0 T9"

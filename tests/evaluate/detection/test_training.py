@@ -36,7 +36,7 @@ def test_another_length_keeps_the_steps_in_their_place() -> None:
     short = Schedule().resolve(240, 2, None)
     assert (short.iterations, short.steps, short.warmup, short.lr) == (240, (180, 220), 24, 0.0025)
     assert Schedule().resolve(240, 2, 0.01).lr == 0.01
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match=r"--schedule\.iterations must be a whole number, at least 1, got 0"):
         Schedule().resolve(0, None, None)
 
 

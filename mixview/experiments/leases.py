@@ -1,9 +1,9 @@
-"""Which of several machines carries out a run: files in a folder that they share, one per encoder.
+"""Leases on the runs of a study that several machines share: files in a common folder, one per encoder.
 
-A claim is a file that only one process can create (O_EXCL). Its owner touches it while it works, and removes it at the
-end. A claim that was not touched for `EXPIRY` seconds is that of a dead process: it can be taken over, by creating the
-next file, KEY.1 after KEY.0 and so on, of which again only one process can create one. The newest file is the claim.
-Times are those of the file system that is shared, so that the clocks of the machines do not matter.
+A lease is a file that only one process can create (O_EXCL). Its owner touches it while it works, and removes it at the
+end. A lease that was not touched for `EXPIRY` seconds belongs to a dead process. It can be taken over by creating the
+next file (KEY.1 after KEY.0, and so on), which again only one process can do. The newest file is the lease. Times are
+those of the shared file system, so the clocks of the machines do not matter.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from pathlib import Path
 from mixview.io.atomic import open_regular
 
 EXPIRY = 600.0
-"""Seconds without a sign of life after which a claim counts as that of a dead process."""
+"""Seconds without a sign of life after which a lease counts as that of a dead process."""
 HEARTBEAT = 30.0
 """Seconds between two signs of life."""
 
 
-class Claims:
-    """The claims of one process on the runs of a study. Use it as a context, in which its claims are kept alive.
+class Leases:
+    """The leases of one process on the runs of a study. Use it as a context manager, which keeps them alive.
 
     Args:
         folder: the folder that the machines share.
-        owner: a name of the process that outlives it: what was claimed under this name before is its own.
-        expiry: seconds without a sign of life after which a claim can be taken over.
+        owner: the name of the process, the same after a restart: earlier leases under this name are its own.
+        expiry: seconds without a sign of life after which a lease can be taken over.
         heartbeat: seconds between two signs of life.
     """
 
@@ -36,7 +36,7 @@ class Claims:
         self.lock = threading.Lock()
         self.done = threading.Event()
 
-    def __enter__(self) -> "Claims":
+    def __enter__(self) -> "Leases":
         self.folder.mkdir(parents=True, exist_ok=True)
         threading.Thread(target=self.keep_alive, daemon=True).start()
         return self
@@ -47,7 +47,7 @@ class Claims:
             self.release(key)
 
     def take(self, key: str) -> bool:
-        """Claim a run; False if another process has it."""
+        """Take the lease on a run; False if another process has it."""
         newest = self.newest(key)
         number = -1 if newest is None else int(newest.suffix[1:])
         if newest is not None and not self.is_free(newest):
@@ -63,7 +63,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """Give a claim back, with those of the dead before it, the oldest first: the newest protects until the end."""
+        """Release a lease and the expired ones before it, the oldest first: the newest protects until the end."""
         with self.lock:
             mine = self.held.pop(key)
         for path in self.files(key):
@@ -71,20 +71,20 @@ class Claims:
                 path.unlink(missing_ok=True)
 
     def is_lost(self, key: str) -> bool:
-        """Whether another process took over a claim of this one, because it took it for dead."""
+        """Return True if another process took over the lease because it took this one for dead."""
         return self.newest(key) != self.held.get(key)
 
     def files(self, key: str) -> list[Path]:
-        """The files of a claim, oldest first."""
+        """The files of a lease, oldest first."""
         own = [path for path in self.folder.glob(f"{key}.*") if path.suffix[1:].isdecimal()]
         return sorted(own, key=lambda path: int(path.suffix[1:]))
 
     def newest(self, key: str) -> Path | None:
-        """The file that is the claim."""
+        """The file that is the lease."""
         return next(reversed(self.files(key)), None)
 
     def is_free(self, path: Path) -> bool:
-        """Whether a claim is that of a dead process, or of an earlier one under the same name."""
+        """Return True if a lease belongs to a dead process, or to an earlier one of the same name."""
         try:
             age = self.now() - path.stat().st_mtime
             with open_regular(path) as file:
@@ -106,7 +106,7 @@ class Claims:
             clock.unlink(missing_ok=True)
 
     def keep_alive(self) -> None:
-        """Touch all claims that are held, until the end."""
+        """Touch all leases that are held, until the end."""
         while not self.done.wait(self.heartbeat):
             with self.lock:
                 held = list(self.held.values())

@@ -11,16 +11,16 @@ import yaml
 
 from mixview.experiments import results
 from mixview.experiments import spec as grid
-from mixview.experiments.claims import Claims
 from mixview.experiments.command import merge_results
 from mixview.experiments.cost import Estimate
+from mixview.experiments.leases import Leases
 from mixview.experiments.runner import Runner
 from tests.experiments.trials import invented, trial
 from tests.train.running import wait_for
 
 
-def test_only_one_can_claim(tmp_path: Path) -> None:
-    with Claims(tmp_path, "a") as first, Claims(tmp_path, "b") as second:
+def test_only_one_gets_the_lease(tmp_path: Path) -> None:
+    with Leases(tmp_path, "a") as first, Leases(tmp_path, "b") as second:
         assert first.take("run")
         assert not second.take("run")
         assert second.take("other")
@@ -30,8 +30,8 @@ def test_only_one_can_claim(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_claim_of_a_dead_process_is_taken_over_by_one(tmp_path: Path) -> None:
-    dead, first, second = (Claims(tmp_path, name, expiry=60) for name in "abc")
+def test_the_lease_of_a_dead_process_is_taken_over_by_one(tmp_path: Path) -> None:
+    dead, first, second = (Leases(tmp_path, name, expiry=60) for name in "abc")
     assert dead.take("run")
     assert not first.take("run")
     file = tmp_path / "run.0"
@@ -41,40 +41,40 @@ def test_the_claim_of_a_dead_process_is_taken_over_by_one(tmp_path: Path) -> Non
     assert dead.is_lost("run")  # it was only slow: it stops
     assert not first.is_lost("run")
     dead.release("run")
-    assert not second.take("run")  # what the slow one gives back is not the claim any more
+    assert not second.take("run")  # what the slow one gives back is not the lease any more
     first.release("run")
     assert second.take("run")
 
 
-def test_two_that_see_the_same_dead_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_see_the_same_expired_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both find the file free; the next one can be created only once."""
-    first, second = Claims(tmp_path, "a"), Claims(tmp_path, "b")
-    assert Claims(tmp_path, "dead").take("run")
+    first, second = Leases(tmp_path, "a"), Leases(tmp_path, "b")
+    assert Leases(tmp_path, "dead").take("run")
     monkeypatch.setattr(second, "is_free", lambda path: first.take("run") or True)
     monkeypatch.setattr(first, "is_free", lambda path: True)
     assert not second.take("run")
     assert not first.is_lost("run")
 
 
-def test_a_claim_is_kept_alive(tmp_path: Path) -> None:
-    with Claims(tmp_path, "a", heartbeat=0.05) as claims:
-        assert claims.take("run")
+def test_a_lease_is_kept_alive(tmp_path: Path) -> None:
+    with Leases(tmp_path, "a", heartbeat=0.05) as leases:
+        assert leases.take("run")
         file = tmp_path / "run.0"
         os.utime(file, (0, 0))
         wait_for(lambda: file.stat().st_mtime > 0, seconds=20, what="a sign of life")
 
 
 def test_what_this_machine_began_before_is_its_own(tmp_path: Path) -> None:
-    assert Claims(tmp_path, "a").take("run")
-    assert Claims(tmp_path, "a").take("run")
-    assert not Claims(tmp_path, "b").take("run")
+    assert Leases(tmp_path, "a").take("run")
+    assert Leases(tmp_path, "a").take("run")
+    assert not Leases(tmp_path, "b").take("run")
 
 
-def test_damaged_claims_expire(tmp_path: Path) -> None:
+def test_damaged_leases_expire(tmp_path: Path) -> None:
     for number, content in enumerate((b"", b"{", b"[]", b"\xff", b'{"owner": 3}')):
         (tmp_path / f"run{number}.0").write_bytes(content)
-        assert not Claims(tmp_path, "a").take(f"run{number}")
-        assert Claims(tmp_path, "a", expiry=-1).take(f"run{number}")
+        assert not Leases(tmp_path, "a").take(f"run{number}")
+        assert Leases(tmp_path, "a", expiry=-1).take(f"run{number}")
 
 
 COPY = """
@@ -120,7 +120,7 @@ def test_two_machines_share_a_study(tmp_path: Path) -> None:
         (run.objective, run.seed) for run in study.runs
     )
     assert {path.name for path in folder.glob("results-*.jsonl")} == {"results-left.jsonl", "results-right.jsonl"}
-    assert list((folder / "claims").iterdir()) == []
+    assert list((folder / "leases").iterdir()) == []
     assert len(results.match(study.runs, results.read_all(tmp_path / "out"))) == len(study.runs)
     (folder / "study.yaml").write_text(yaml.safe_dump(text))
     merge_results(tmp_path / "out")
@@ -154,9 +154,9 @@ def test_what_a_killed_machine_had_begun_is_done_by_the_other_once(tmp_path: Pat
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from mixview.experiments import claims, runner, spec\n"
-        "runner.LOOK_EVERY = 0.2\n"
-        "claims.Claims.__init__.__defaults__ = (3.0, 0.2)\n"  # expiry, heartbeat
+        "from mixview.experiments import leases, runner, spec\n"
+        "runner.RETRY_SECONDS = 0.2\n"
+        "leases.Leases.__init__.__defaults__ = (3.0, 0.2)\n"  # expiry, heartbeat
         "study, name = spec.read('shared.yaml'), sys.argv[1]\n"
         "command = (sys.executable, '-S', 'slow.py')\n"
         "print(runner.Runner(study, Path('out'), Path(name), machine=name, command=command).run())\n"
@@ -186,7 +186,7 @@ def test_what_a_killed_machine_had_begun_is_done_by_the_other_once(tmp_path: Pat
     (folder / "study.yaml").write_text(yaml.safe_dump(text))
     merge_results(tmp_path / "out")
     assert len((folder / "results.jsonl").read_text().splitlines()) == len(study.runs)
-    assert not (folder / "claims").exists()  # one of them may have been that of a run whose result was there
+    assert not (folder / "leases").exists()  # one of them may have been that of a run whose result was there
 
 
 def test_merging_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
@@ -216,21 +216,21 @@ def test_merging_loses_nothing_and_doubles_nothing(tmp_path: Path) -> None:
 def test_a_machine_waits_for_what_another_has_begun(tmp_path: Path) -> None:
     study = grid.expand("trial", trial(seeds=[0], grids=[{"objectives": ["SIM"]}]))
     (run,) = study.runs
-    with Claims(tmp_path / "out" / "trial" / "claims", "another") as claims:
-        assert claims.take(run.encoder_name)
+    with Leases(tmp_path / "out" / "trial" / "leases", "another") as leases:
+        assert leases.take(run.encoder_name)
         runner = Runner(study, tmp_path / "out", tmp_path / "runs", machine="own", command=("false",), seconds=1.5)
         assert not runner.run()
         assert runner.failed == {}
 
 
 def test_a_machine_does_not_wait_for_a_dead_one_that_was_done(tmp_path: Path) -> None:
-    """It was killed between its result and the end of its claim, which has not expired yet."""
+    """It was killed between its result and the end of its lease, which has not expired yet."""
     study = grid.expand("trial", trial(seeds=[0], grids=[{"objectives": ["SIM"]}]))
     (run,) = study.runs
     runner = Runner(study, tmp_path / "out", tmp_path / "runs", machine="own", command=("false",), seconds=60)
-    assert runner.claims is not None
-    with runner.claims:
-        assert Claims(runner.claims.folder, "dead").take(run.encoder_name)
+    assert runner.leases is not None
+    with runner.leases:
+        assert Leases(runner.leases.folder, "dead").take(run.encoder_name)
         results.append(invented(run, 50.0), results.path_of("trial", tmp_path / "out", "dead"))
         runner.run_all([[run]], Estimate(study.runs, {}))
     assert runner.stop_reason is None
