@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from mixview import __version__
 from mixview.extensions import PROTOCOLS, Registry, is_import_path
-from mixview.io.terminal import print_warnings_plainly, printable, say
+from mixview.io.terminal import escape_control_chars, print_warnings_plainly, say
 from mixview.options import did_you_mean
 
 ABOUT = "Train image encoders without labels, from mixed views of your images."
@@ -306,7 +306,7 @@ def find(name: str, commands: Mapping[str, Any], prog: str) -> Any:
     """The command of a name."""
     if name not in commands:
         hint = did_you_mean(name, commands) or f": see {prog} --help"
-        say(f"{prog}: there is no command {printable(name[:100])}{hint}", file=sys.stderr)
+        say(f"{prog}: there is no command {escape_control_chars(name[:100])}{hint}", file=sys.stderr)
         sys.exit(2)
     return commands[name]
 
@@ -342,7 +342,7 @@ def expand_home(word: str) -> str:
 
 def leave(message: str, status: int) -> NoReturn:
     """Say why, and exit."""
-    message = f"mixview: {printable(message, keep=chr(10))}"
+    message = f"mixview: {escape_control_chars(message, keep=chr(10))}"
     if status == 1:
         sys.exit(message)
     say(message, file=sys.stderr)
@@ -365,7 +365,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """The beginning of an error's message, without advice for programmers."""
-    return printable(str(error).strip().partition("\n")[0][:200]) or type(error).__name__
+    return escape_control_chars(str(error).strip().partition("\n")[0][:200]) or type(error).__name__
 
 
 if __name__ == "__main__":

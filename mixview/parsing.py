@@ -21,7 +21,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter, get_loader, set_loader, set_parsing_settings
 
 from mixview.extensions import require_consent
-from mixview.io.terminal import printable, say
+from mixview.io.terminal import escape_control_chars, say
 from mixview.io.yaml_files import SettingsError, check, read_yaml
 from mixview.options import describe, did_you_mean, negated, suggest
 
@@ -123,7 +123,7 @@ class Parser(ArgumentParser):
             message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
         message = " ".join(message.split())
         message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
-        say(f"{self.prog}: {printable(message)}", file=sys.stderr)
+        say(f"{self.prog}: {escape_control_chars(message)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -336,6 +336,6 @@ def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> Non
         elif action is None or nested:
             known = sorted({each.dest for each in parser._actions if each.dest != "help"})
             hint = did_you_mean(str(name), known) or f": see {parser.prog} --help"
-            raise ValueError(f"{where} has the setting {printable(str(name))}, which does not exist{hint}")
+            raise ValueError(f"{where} has the setting {escape_control_chars(str(name))}, which does not exist{hint}")
         else:
             parser.set_defaults({name: value})

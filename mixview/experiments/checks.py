@@ -7,7 +7,7 @@ from mixview.experiments import evaluations
 from mixview.experiments.definitions import AXES
 from mixview.experiments.plan import check_plan, check_references
 from mixview.extensions import PROTOCOLS, is_import_path
-from mixview.io.terminal import printable
+from mixview.io.terminal import escape_control_chars
 from mixview.options import brief, hint_at
 
 COLUMN = ("protocol", "metric")
@@ -74,9 +74,9 @@ def check_reference(name: str, axis: str, value: Mapping[str, Any]) -> None:
 
 def check_label(name: str, label: object) -> None:
     """A label is one line of text, or a number."""
-    if str(label) != printable(label) or len(str(label)) > MAX_LABEL:
+    if str(label) != escape_control_chars(label) or len(str(label)) > MAX_LABEL:
         raise ValueError(
-            f"{name}: the label {printable(label)[:MAX_LABEL]} has control characters, or more than "
+            f"{name}: the label {escape_control_chars(label)[:MAX_LABEL]} has control characters, or more than "
             f"{MAX_LABEL} characters: give it a short name of one line"
         )
 

@@ -25,7 +25,7 @@ from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (
     MAX_METRICS,
     Amount,
-    Count,
+    NonNegativeInt,
     Number,
     RecordError,
     Whole,
@@ -62,8 +62,8 @@ class RunResult:
     """The images that it was evaluated with: data, train, test …"""
     evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By column: every setting of the protocol."""
-    steps: Count = 0
-    images_seen: Count = 0
+    steps: NonNegativeInt = 0
+    images_seen: NonNegativeInt = 0
     """Images over all steps, each as often as it was seen."""
     passes: tuple[Amount, Amount] = (0, 0)
     """Encoder passes per step, with a gradient and without."""
@@ -71,7 +71,7 @@ class RunResult:
     """Processor time of the training steps."""
     evaluation_seconds: Amount = 0.0
     """Processor time of all evaluations."""
-    curve: list[tuple[Count, Number]] = field(default_factory=list)
+    curve: list[tuple[NonNegativeInt, Number]] = field(default_factory=list)
     """(step, k-NN accuracy in percent) during training."""
     collapse_metrics: dict[str, Number] = field(default_factory=dict)
     """Standard deviation, effective rank … at the last online evaluation."""

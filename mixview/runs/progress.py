@@ -12,7 +12,7 @@ import rich.progress
 from rich.console import Console
 from torch import Tensor
 
-from mixview.io.terminal import plain
+from mixview.io.terminal import to_rich_text
 
 Loss = float | Tensor | Callable[[], float]
 
@@ -109,12 +109,12 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self.enabled:
-            self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
+            self.console.print(to_rich_text(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
         if self.enabled:
-            self.console.print(plain(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
+            self.console.print(to_rich_text(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
         """Show how far the run is, now."""

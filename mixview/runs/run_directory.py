@@ -80,8 +80,8 @@ class RunDirectory:
             environment: by default what `describe_environment` finds.
         """
         path = Path(path)
-        config, data = plain(config, "config"), plain(data, "data")
-        environment = plain(environment or describe_environment(config.get("seed")), "environment")
+        config, data = to_serializable(config, "config"), to_serializable(data, "data")
+        environment = to_serializable(environment or describe_environment(config.get("seed")), "environment")
         run = cls(path, config, data, environment)
         taken = [name for name in FILES if (path / name).exists()] if not (path / ".lock").exists() else []
         if taken:
@@ -176,7 +176,7 @@ class RunDirectory:
                 f"the run in {self.path} had reached step {reached}, and its checkpoints are gone: put "
                 f"{self.checkpoints} back, or start a new run with another --out"
             )
-        data = plain(data, "data")
+        data = to_serializable(data, "data")
         if data.get("fingerprint") != self.data.get("fingerprint"):
             before, now = self.data.get("count"), data.get("count")
             counts = f"{before} images then, {now} now" if before != now else f"still {now} images, but not the same"
@@ -184,7 +184,7 @@ class RunDirectory:
                 f"the data has changed since the run in {self.path} began ({counts}): restore it, or start a new run "
                 "with another --out"
             )
-        old, new = {**earlier, **flatten(self.config)}, flatten(plain(config, "config"))
+        old, new = {**earlier, **flatten(self.config)}, flatten(to_serializable(config, "config"))
         changed = {
             name: (old.get(name), new.get(name))
             for name in dict.fromkeys([*old, *new])
@@ -208,8 +208,8 @@ class RunDirectory:
     def resume(self, config: dict[str, Any], environment: dict[str, Any] | None = None) -> None:
         """Resume with these settings, under these versions and this command. `begin` writes them."""
         before = self.config.get("epochs")
-        config = plain(config, "config")
-        entry = plain(environment or describe_environment(config.get("seed")), "environment")
+        config = to_serializable(config, "config")
+        entry = to_serializable(environment or describe_environment(config.get("seed")), "environment")
         if before != config.get("epochs"):  # a schedule that was extended is not that of a longer run
             entry["extended_from"] = before
         self.changes = config, self.environment | {"resumed": [*self.environment.get("resumed", []), entry]}
@@ -517,18 +517,18 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def plain(value: Any, name: str) -> Any:
+def to_serializable(value: Any, name: str) -> Any:
     """A copy in the types that YAML and JSON give back: tuples as lists, paths and enumerations as text."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Enum):
-        return plain(value.value, name)
+        return to_serializable(value.value, name)
     if isinstance(value, dict):
-        return {str(key): plain(item, f"{name}.{key}") for key, item in value.items()}
+        return {str(key): to_serializable(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+        return [to_serializable(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, set | frozenset):
-        return sorted(plain(item, name) for item in value)
+        return sorted(to_serializable(item, name) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{name} is a {type(value).__name__}, which has no place in a run folder: pass its plain settings")

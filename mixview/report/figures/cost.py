@@ -17,7 +17,7 @@ from mixview.encoders import backbones
 from mixview.encoders.features import pick_device
 from mixview.evaluate import paper
 from mixview.extensions import require_consent
-from mixview.io.terminal import plain
+from mixview.io.terminal import to_rich_text
 from mixview.methods import Method, RunLength, Views, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
@@ -321,7 +321,10 @@ def recorded(runs: list[ReportRun]) -> Table:
         if run.seconds and steps:
             objective, batch = (run.config.get(name, "?") for name in ("objective", "batch_size"))
             table.add_row(
-                plain(run.name), plain(f"{run.method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s"
+                to_rich_text(run.name),
+                to_rich_text(f"{run.method}, {objective}"),
+                to_rich_text(batch),
+                f"{run.seconds / steps:.3g} s",
             )
     return table
 
