@@ -28,8 +28,8 @@ class Command(NamedTuple):
     """What is called, as module:name."""
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`; a test runs them. Protocols have their own."""
-    first: str = ""
-    """The options that stand first in its help. Protocols have their own."""
+    key_options: str = ""
+    """The most important options, which come first in its help. Protocols have their own."""
     parse: str = "mixview.parsing:parse"
     """What parses its options and calls it."""
 
@@ -41,7 +41,7 @@ class Group(NamedTuple):
     commands: Mapping[str, Command]
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`."""
-    otherwise: str | None = None
+    default_command: str | None = None
     """The command that is meant by a name that is none of them: `mixview study paper-small` runs a study."""
     registry: Registry | None = None
     """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
@@ -219,7 +219,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         ("study list", "study paper-small --data DATA --dry-run"),
-        otherwise="run",
+        default_command="run",
     ),
 }
 
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
         if is_out_of_memory(error):
-            leave(f"the memory is full ({first_line(error)}): use a smaller --batch_size, --size or model", 1)
+            exit_with_error(f"out of memory ({first_line(error)}): use a smaller --batch_size, --size or model", 1)
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
             from mixview.data.loader import explain_lost_worker
 
@@ -245,9 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
-        leave(str(error), stop_status() or 1)
+        exit_with_error(str(error), stop_status() or 1)
     except KeyboardInterrupt:
-        leave("interrupted", 128 + signal.SIGINT)
+        exit_with_error("interrupted", 128 + signal.SIGINT)
     if status := stop_status():
         sys.exit(status)
 
@@ -266,7 +266,7 @@ def run(arguments: list[str]) -> None:
 
         print_completion(rest, COMMANDS)
         return
-    command = find(name, COMMANDS, "mixview")
+    command = lookup_command(name, COMMANDS, "mixview")
     prog = f"mixview {name}"
     if isinstance(command, Group):
         if not rest or rest[0] in ("-h", "--help"):
@@ -276,24 +276,24 @@ def run(arguments: list[str]) -> None:
         if word in command.commands:
             prog, rest = f"{prog} {word}", rest[1:]
             command = command.commands[word]
-        elif command.otherwise is not None:
-            prog = f"{prog} {command.otherwise}"
-            command = command.commands[command.otherwise]
+        elif command.default_command is not None:
+            prog = f"{prog} {command.default_command}"
+            command = command.commands[command.default_command]
         elif command.registry is not None and is_import_path(word):  # typed, and so consented to
             prog, rest = f"{prog} {word}", rest[1:]
             own = command.registry.load(word)
             command = Command("", f"{own.__module__}:{own.__qualname__}")
         else:
-            command = find(word, command.commands, prog)
+            command = lookup_command(word, command.commands, prog)
     assert isinstance(command, Command)
     from mixview import parsing
 
     parsing.configure()
     target = load(command.target)
-    first = command.first or getattr(target, "first_options", "")
+    key_options = command.key_options or getattr(target, "first_options", "")
     examples = [f"mixview {each}" for each in command.examples]
     examples = examples or [f"{prog} {each}" for each in getattr(target, "examples", ())]
-    load(command.parse)(prog, target, [expand_home(word) for word in rest], first.split(), examples)
+    load(command.parse)(prog, target, [expand_home(word) for word in rest], key_options.split(), examples)
 
 
 def load(target: str) -> Any:
@@ -302,7 +302,7 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def find(name: str, commands: Mapping[str, Any], prog: str) -> Any:
+def lookup_command(name: str, commands: Mapping[str, Any], prog: str) -> Any:
     """The command of a name."""
     if name not in commands:
         hint = did_you_mean(name, commands) or f": see {prog} --help"
@@ -340,7 +340,7 @@ def expand_home(word: str) -> str:
     return f"{option}{equals}{os.path.expanduser(value)}"  # noqa: PTH111, a path that ends in a slash keeps it
 
 
-def leave(message: str, status: int) -> NoReturn:
+def exit_with_error(message: str, status: int) -> NoReturn:
     """Say why, and exit."""
     message = f"mixview: {escape_control_chars(message, keep=chr(10))}"
     if status == 1:

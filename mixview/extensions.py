@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mixview.options import brief, did_you_mean, hint_at
+from mixview.options import did_you_mean, suggestion, truncated_repr
 
 PACKAGE = Path(__file__).parent
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
@@ -67,11 +67,11 @@ class Registry:
     def check(self, name: str) -> None:
         """Raise if a name is neither built in nor an import path. Imports nothing."""
         if not isinstance(name, str):  # a file can have anything there
-            raise ValueError(f"expected the name of a {self.kind}, got {brief(name)}")
+            raise ValueError(f"expected the name of a {self.kind}, got {truncated_repr(name)}")
         if name not in self.builtins and not is_import_path(name):
             raise ValueError(
-                f"there is no {self.kind} {brief(name)}{hint_at(name, self.names())}; your own is given by its import "
-                f"path, such as {self.example}"
+                f"there is no {self.kind} {truncated_repr(name)}{suggestion(name, self.names())}; your own is given by "
+                f"its import path, such as {self.example}"
             )
 
     def load(self, name: str) -> Any:

@@ -34,7 +34,7 @@ HELP_WIDTH = 80
 EXAMPLES = "examples:\n"
 """How the examples at the end of a command's help begin."""
 
-MANY = 9
+MIN_OPTIONS_FOR_GROUPS = 9
 """From this number of options on, help is in groups."""
 
 NEGATIVE_NUMBERS = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,.*)?$", re.ASCII | re.IGNORECASE)
@@ -102,7 +102,7 @@ class Parser(ArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBERS
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
-        if len(self._actions) >= MANY:  # all of them in brackets are no help, and longer than a line
+        if len(self._actions) >= MIN_OPTIONS_FOR_GROUPS:  # all of them in brackets are no help, and longer than a line
             positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
             self.usage = " ".join(["%(prog)s", *map(str, positionals), "[--OPTION VALUE ...]"])
         return super().format_help(formatter)
@@ -152,7 +152,11 @@ def load_value(text: str) -> Any:
 
 
 def parse(
-    prog: str, target: Callable[..., Any], arguments: list[str], first: Sequence[str] = (), examples: Sequence[str] = ()
+    prog: str,
+    target: Callable[..., Any],
+    arguments: list[str],
+    key_options: Sequence[str] = (),
+    examples: Sequence[str] = (),
 ) -> None:
     """Parse the options of a function, or of a dataclass with a `run` method, and call it.
 
@@ -160,13 +164,13 @@ def parse(
         prog: the command, for help and errors.
         target: what is called with the options.
         arguments: the command line after the command.
-        first: the options that stand first in the help.
+        key_options: the most important options, which come first in the help.
         examples: command lines that stand last in it.
     """
     parser = make_parser(prog, target)
-    finish(parser)
-    teach(parser, first, examples)
-    given = peek(arguments, "config", "recipe", "trust_remote_code")
+    add_switches(parser)
+    group_options(parser, key_options, examples)
+    given = preparse(arguments, "config", "recipe", "trust_remote_code")
     read_recipe = getattr(target, "read_recipe", None)
     if read_recipe is not None and given["recipe"] is not None:
         set_defaults(parser, read_recipe(given["recipe"]), f"the recipe {given['recipe']}")
@@ -203,7 +207,7 @@ SWITCHES = ("trust_remote_code", "resume")
 """Switches among the options that are read first."""
 
 
-def peek(arguments: list[str], *names: str) -> dict[str, Any]:
+def preparse(arguments: list[str], *names: str) -> dict[str, Any]:
     """The values of a few options, before it is known which others there are: they decide that."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
@@ -260,7 +264,7 @@ def help_texts(target: Callable[..., Any]) -> dict[str, str]:
     return {each.arg_name: each.description or "" for doc in docs for each in doc.params}
 
 
-def finish(parser: Parser) -> None:
+def add_switches(parser: Parser) -> None:
     """Turn options that are true or false into switches, and accept dashes for underscores."""
     for action in list(parser._actions):
         hint = getattr(action, "_typehint", None)
@@ -281,15 +285,15 @@ def finish(parser: Parser) -> None:
         parser._option_string_actions.setdefault(option.replace("_", "-"), action)
 
 
-def teach(parser: Parser, first: Sequence[str], examples: Sequence[str]) -> None:
+def group_options(parser: Parser, key_options: Sequence[str], examples: Sequence[str]) -> None:
     """Put the most important options of a long help first and the others into groups; end it with examples."""
     if examples:
         parser.epilog = EXAMPLES + "\n".join(f"  {each}" for each in examples)
     (positionals, options), nested = parser._action_groups[:2], parser._action_groups[2:]
     positionals.title = "arguments"
-    if len(options._group_actions) < MANY:
+    if len(options._group_actions) < MIN_OPTIONS_FOR_GROUPS:
         return
-    names = {"most important options": first} | {title: each.split() for title, each in GROUPS.items()}
+    names = {"most important options": key_options} | {title: each.split() for title, each in GROUPS.items()}
     groups = []
     for title, members in names.items():
         actions = {action.dest.removesuffix(".name"): action for action in options._group_actions}

@@ -33,7 +33,7 @@ from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import write_rows
 from mixview.io.terminal import escape_control_chars, say
 from mixview.losses import l2_normalize
-from mixview.options import ROOM, Count, split_names
+from mixview.options import NON_EMPTY, Count, split_names
 from mixview.runs.progress_bar import bar
 
 Find = Literal["alike", "duplicates", "outliers"]
@@ -78,9 +78,9 @@ class FindNeighbors(Embedding):
     """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
     """Search: exact compares every pair; graph (usearch) is for very many images and may miss a few; auto decides."""
-    out: Annotated[str, ROOM] = "neighbors.png"
+    out: Annotated[str, NON_EMPTY] = "neighbors.png"
     """Contact sheet to write, with the list beside it as .csv."""
-    write_list: Annotated[str, ROOM] | None = None
+    write_list: Annotated[str, NON_EMPTY] | None = None
     """List of the images to keep, a .txt file that --data accepts. It needs --drop, --diverse or both."""
     drop: str | None = None
     """Images to leave out of the list: duplicates (all but the first of each group), outliers (as many as --count), or

@@ -17,7 +17,7 @@ from PIL import Image
 
 from mixview.io.atomic import real_folder
 from mixview.io.records import RecordError, flatten, read_dict
-from mixview.options import brief, logger_names
+from mixview.options import logger_names, truncated_repr
 from mixview.runs.run_directory import RunDirectory, write_json
 
 IDS = "trackers.json"
@@ -78,7 +78,7 @@ def check_loggers(options: LoggerOptions) -> tuple[str, ...]:
             )
     if uri is not None and not uri.startswith(("http://", "https://")):
         raise ValueError(
-            f"tracking_uri is the address of an MLflow server, such as http://localhost:5000, not {brief(uri)}"
+            f"tracking_uri is the address of an MLflow server, such as http://localhost:5000, not {truncated_repr(uri)}"
         )
     if "mlflow" in names and uri is None and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ValueError(

@@ -32,7 +32,7 @@ from mixview.extensions import MIXERS
 from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
 from mixview.mixing import Mixer, mixture_generators
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
-from mixview.options import allows, describe, suggest
+from mixview.options import describe, is_valid, suggest
 from mixview.runs.devices import describe_precision, grad_scaler, latest_state, precision_of
 from mixview.runs.fabric import Fabric
 from mixview.runs.graceful_stop import seconds_of
@@ -453,7 +453,7 @@ def build_mixer(mixing: MixingConfig) -> Mixer:
 
 def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
     """The objective of this name under these mixtures."""
-    if not allows(ObjectiveName, name):
+    if not is_valid(ObjectiveName, name):
         raise ValueError(f"objective must be {describe(ObjectiveName)}, got {name!r}{suggest(ObjectiveName, name)}")
     mutual = mixing.lam_per != "image" and mixing.partner != "permutation"
     if name == "unmix" and not (mutual and mixing.anchors == "all"):

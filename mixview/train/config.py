@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from mixview.extensions import METHODS, MIXERS
 from mixview.options import (
     MAX_SHOWN,
-    ROOM,
+    NON_EMPTY,
     Accelerator,
     AtLeast,
     AtMost,
@@ -30,10 +30,10 @@ from mixview.options import (
     Side,
     SourceOptions,
     Workers,
-    brief,
     check_options,
     did_you_mean,
     logger_names,
+    truncated_repr,
 )
 from mixview.recipes import method_group
 
@@ -80,7 +80,7 @@ class MixingConfig:
         'image'
     """
 
-    mixer: Annotated[str, ROOM] = "cutmix"
+    mixer: Annotated[str, NON_EMPTY] = "cutmix"
     """cutmix (a box of the other image), mixup (a blend), resizemix (all of the other image, shrunk), fmix (smooth
     masks), patchmix (a grid of cells), random_choice (CutMix or Mixup, batch by batch, as in Un-Mix), or your own by
     import path, such as mine.Checkerboard."""
@@ -197,7 +197,7 @@ class MonitorConfig:
     loggers: str = "tensorboard"
     """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
     tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: Annotated[str, ROOM] = "mixview"
+    project: Annotated[str, NON_EMPTY] = "mixview"
     """Project of Weights & Biases, and experiment of MLflow."""
     tracking_uri: str | None = None
     """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
@@ -221,7 +221,7 @@ class PretrainConfig:
 
     data: str | None = None
     """Training images: a folder, or any other path, address or name (see `mixview data list`)."""
-    out: Annotated[str, ROOM] = "runs/first"
+    out: Annotated[str, NON_EMPTY] = "runs/first"
     """Run directory, which must not exist: settings, metrics, checkpoints, pictures and the encoder."""
     # A `MethodConfig` after construction, whose type would need torch.
     method: Any = DEFAULT_METHOD
@@ -234,7 +234,7 @@ class PretrainConfig:
 
     split: str | None = None
     """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
-    labels: Annotated[str, ROOM] | None = None
+    labels: Annotated[str, NON_EMPTY] | None = None
     """CSV file with the columns path and label, for the k-NN accuracy on images without labels of their own."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
@@ -242,10 +242,10 @@ class PretrainConfig:
     """Labeled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
     validation_split: str | None = None
     """Part of the validation images or, where none are given, of the data, for the k-NN accuracy."""
-    augment: Annotated[str, ROOM] | None = None
+    augment: Annotated[str, NON_EMPTY] | None = None
     """Augmentation policy: a name, a YAML file, or your own by import path, such as mine.policy; by default that of the
     method (its small variant for small images)."""
-    normalize: Annotated[str, ROOM] | None = None
+    normalize: Annotated[str, NON_EMPTY] | None = None
     """Normalization of the images: imagenet, weights (that of the initial weights), measured (on a sample of images),
     or MEAN,STD of images from 0 to 1, such as 0.5,0.25, or all means and then all stds of the channels. By default what
     the augmentation says, if it does, or else that of the weights, or else ImageNet's."""
@@ -255,7 +255,7 @@ class PretrainConfig:
     """View size in pixels; by default 224, or the size of the images if they are small."""
     channels: Channels = 3
     """Channels of the images: 3 for color, 1 for grayscale, or as many as the files have."""
-    value_range: Annotated[str, ROOM] = "auto"
+    value_range: Annotated[str, NON_EMPTY] = "auto"
     """Black and white of images of more than 8 bits: auto (measured on a sample), LO,HI, percentiles such as p1,p99, or
     window (each DICOM file's own)."""
 
@@ -312,7 +312,7 @@ class PretrainConfig:
     augment_device: Literal["cpu", "device"] = "cpu"
     """Device that makes the views: the CPU (in the workers), or the accelerator, which helps when it has few CPU
     cores."""
-    cache: Annotated[str, ROOM] | None = None
+    cache: Annotated[str, NON_EMPTY] | None = None
     """Folder for shrunk copies of the images, for large photographs and slow disks. The first epoch writes them, and
     any number of runs read them. Views always come from the copies."""
     cache_size: Side | None = None
@@ -355,7 +355,7 @@ def method_config(method: Any) -> Any:
     options = method_group(method)
     name = options.pop("name", DEFAULT_METHOD)
     if not isinstance(name, str):
-        raise ValueError(f"--method must be the name of a method, got {brief(name)}")
+        raise ValueError(f"--method must be the name of a method, got {truncated_repr(name)}")
     kind = METHODS.load(name)
     check_names(options, [each.name for each in fields(kind)], "method", f"{name} has ")
     return kind(**tuples(options))
@@ -371,7 +371,7 @@ def from_plain(settings: Mapping[str, Any]) -> PretrainConfig:
             continue
         names = [each.name for each in fields(kind)]
         if not isinstance(group, Mapping):
-            raise ValueError(f"{name} must be a group of settings such as {names[0]}, got {brief(group)}")
+            raise ValueError(f"{name} must be a group of settings such as {names[0]}, got {truncated_repr(group)}")
         check_names(group, names, name)
         values[name] = kind(**tuples(group))
     return PretrainConfig(**values)
