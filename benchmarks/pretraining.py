@@ -38,7 +38,7 @@ from mixview.encoders import backbones
 from mixview.methods import RunLength
 from mixview.objective import Objective
 from mixview.runs.run_directory import RunDirectory
-from mixview.train.build import adapt, build_method, build_mixer, build_objective
+from mixview.train.build import build_method, build_mixer, build_objective, prepare_for_devices
 from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
 from mixview.train.loop import Engine, Run, train
 from mixview.train.monitor import Monitor
@@ -103,7 +103,7 @@ def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]
     fabric = Fabric(accelerator="cpu", devices=1)
     backbone = backbones.build(case.backbone, size=SIZE)
     method = build_method(settings.method, backbone, RunLength(ENDLESS, batches.batches_per_epoch, case.batch))
-    adapt(settings, fabric, method, settings.channels_last)
+    prepare_for_devices(settings, fabric, method, settings.channels_last)
     module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
     return Engine(
         fabric=fabric,

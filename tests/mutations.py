@@ -498,7 +498,7 @@ MUTATIONS: list[Mutation] = [
         ('{"adapt": not excluded} if', '{"adapt": True} if', "::test_norms_and_biases_are_left_out_by_shape"),
     ),
     *of(
-        "mixview/optim.py",
+        "mixview/lars.py",
         "tests/train/test_optim.py",
         (
             'ratio = group["trust"] * norm / (gradient_norm + group["weight_decay"] * norm)',
@@ -691,7 +691,7 @@ MUTATIONS: list[Mutation] = [
         ("true_positives[..., -1] + missed", "true_positives[..., -1]", "tests/evaluate/detection/test_metrics.py"),
     ),
     *of(
-        "mixview/optim.py",
+        "mixview/lars.py",
         "tests/evaluate/test_linear.py",
         ("sum(now >= milestone for", "sum(now > milestone for"),
     ),
@@ -939,7 +939,7 @@ MUTATIONS: list[Mutation] = [
         ("if setting.low is None and not windows:", "if setting.low is None and windows < count:"),
     ),
     *of(
-        "mixview/train/gain.py",
+        "mixview/train/starting_weights.py",
         "tests/train/test_continuing.py",
         ("pairs[-1][1] < pairs[0][1]", "pairs[-1][1] > pairs[0][1]"),
         ("for _, knn in pairs[-PATIENCE:])", "for _, knn in pairs[-1:])"),

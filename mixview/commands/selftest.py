@@ -31,8 +31,7 @@ from mixview.objective import wbsim
 from mixview.report.figures.cost import Setup, device_name, measure, take_step
 from mixview.train.build import build_method, build_mixer
 from mixview.train.config import MixingConfig, OptimizerConfig, method_config
-from mixview.train.estimate import size as in_words
-from mixview.train.estimate import wait
+from mixview.train.estimate import format_bytes, synchronize
 from mixview.train.optim import build_optimizer
 
 Check = Literal["equality", "throughput", "memory", "sync_bn"]
@@ -217,10 +216,10 @@ def compare_lightly(setup: Setup, device: torch.device, rounds: int) -> Iterator
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, rounds):  # two to warm up
         for name, step in steps.items():
-            wait(device)
+            synchronize(device)
             start = time.perf_counter()
             step()
-            wait(device)
+            synchronize(device)
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     rates = {name: setup.batch_size / statistics.median(each) for name, each in seconds.items()}
@@ -271,7 +270,7 @@ def compare_memory(setup: Setup, device: torch.device, rounds: int) -> Iterator[
     kind = "peak" if device.type == "cuda" else "activations"
     for name, cost in costs.items():
         memory, seconds = cost.memory / base.memory, cost.median / base.median
-        result = f"{kind} {in_words(cost.memory)} ({memory:.2f} ×), {1e3 * cost.median:.1f} ms ({seconds:.2f} ×)"
+        result = f"{kind} {format_bytes(cost.memory)} ({memory:.2f} ×), {1e3 * cost.median:.1f} ms ({seconds:.2f} ×)"
         # The paper's WBSIM takes 1.49 times the memory.
         check = f"{name.upper()} beside SIM, MoCo v2, {setup.backbone}, {setup.batch_size} × {setup.size} px"
         yield Row(check, result, "ok" if memory <= 1.3 else "FAILED")

@@ -1,6 +1,6 @@
 """From settings to everything that a run needs: resolves every None and "auto", opens data, builds networks.
 
-config = check_early(config)
+config = validate(config)
 data = open_data(config)
 config, data = resolve(config, data, fabric)       # what is stored in the run directory
 run = build(config, fabric, data)                  # what the loop trains
@@ -41,14 +41,14 @@ from mixview.runs.run_directory import RunDirectoryError
 from mixview.train.config import MixingConfig, ObjectiveName, PretrainConfig
 from mixview.train.estimate import largest_batch
 from mixview.train.loop import Engine, Run
-from mixview.train.monitor import KNNImages, Monitor, hold_out, separate
+from mixview.train.monitor import KNNImages, Monitor, drop_shared_images, hold_out
 from mixview.train.optim import build_optimizer, schedule_factor
 
 DEFAULT_SIZE = 224
 """View size in pixels where nothing says one."""
 
 
-def check_early(config: PretrainConfig) -> PretrainConfig:
+def validate(config: PretrainConfig) -> PretrainConfig:
     """The settings with `~` expanded; raise for a mistake that shows without any data."""
     config = replace(config, out=str(Path(os.fspath(config.out)).expanduser()))
     if config.data is None:
@@ -124,7 +124,7 @@ def open_data(config: PretrainConfig) -> TrainingData:
     if process_rank() > 0 or not config.monitor.eval_every:
         knn = None  # the first process alone evaluates
     if knn is not None:
-        knn, note = separate(knn, config.monitor.images)
+        knn, note = drop_shared_images(knn, config.monitor.images)
         if knn is None and (config.validation or config.validation_split):
             raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
         notes += [note] if note else []
@@ -163,7 +163,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
 
 
-def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
+def with_image_cache(config: PretrainConfig, data: TrainingData) -> TrainingData:
     """The data with shrunk images, kept in the cache, where the settings have one; its notes are those about that."""
     if config.cache_size is None:
         return data._replace(notes=[])
@@ -297,7 +297,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
             f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
             "less than two each: use a smaller one"
         )
-    data = shrink(config, data)
+    data = with_image_cache(config, data)
     assert config.normalize is not None
     normalize = IMAGENET if config.normalize == "imagenet" else Normalize.parse(config.normalize)
     policy = load_policy(config.augment, config.size, config.min_crop_scale, normalize)
@@ -319,7 +319,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels, colors)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
-    notes += [*data.notes, *adapt(config, fabric, method, channels_last)]
+    notes += [*data.notes, *prepare_for_devices(config, fabric, method, channels_last)]
     scaled = grad_scaler(fabric) is not None
     module, optimizer = fabric.setup(
         method, build_optimizer(method, config.optimizer, config.batch_size, scaled=scaled)
@@ -348,7 +348,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     def export(about: dict[str, str], name: str) -> None:
         save_encoder(Path(config.out) / name, method.encoder, backbone.spec, about)
 
-    return Run(config, engine, monitor, export, notes, workers, reading_remedies(config, data, fabric, workers, free))
+    return Run(config, engine, monitor, export, notes, workers, data_loading_hints(config, data, fabric, workers, free))
 
 
 def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Backbone, list[str]]:
@@ -372,7 +372,9 @@ def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Ba
     return backbone, notes
 
 
-def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int) -> list[str]:
+def data_loading_hints(
+    config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int
+) -> list[str]:
     """What makes reading images faster, where the network waits for it.
 
     Args:
@@ -383,7 +385,7 @@ def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric,
     if isinstance(source, ShrunkImages):
         if source.cache is not None and source.cache.writable and len(source.cache) < len(source):
             remedies.append("the cache, once this epoch has filled it")
-    elif config.channels in MODES and encodes(source):
+    elif config.channels in MODES and is_encoded(source):
         remedies.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
     if workers < free:
         remedies.append(f"--workers {free}, as many as there are cores for")
@@ -394,7 +396,7 @@ def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric,
     return remedies
 
 
-def encodes(source: Source) -> bool:
+def is_encoded(source: Source) -> bool:
     """Whether images are files, which take time to decode, and not pixels."""
     try:
         return isinstance(source.read(0), bytes)
@@ -416,7 +418,7 @@ def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:
     return [f"Resuming from step {engine.step} of {engine.steps}."]
 
 
-def adapt(config: PretrainConfig, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
+def prepare_for_devices(config: PretrainConfig, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
     """Fit the method to the devices; returns notes about what that means."""
     notes = synchronize_batch_norm(method, fabric.device) if config.sync_bn and method.batch_norm == "sync" else []
     if channels_last:

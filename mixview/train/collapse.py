@@ -60,7 +60,7 @@ def diagnose(
     """
     if first.shape != second.shape:
         raise ValueError(f"both views need features of one shape, got {list(first.shape)} and {list(second.shape)}")
-    first, second = exact(first), exact(second)
+    first, second = to_float64(first), to_float64(second)
     fit = mixture_fit(mixed, first, mixture) if mixed is not None and mixture is not None else None
     return Diagnostics(
         feature_std(first), effective_rank(first), alignment(first, second), uniformity(first, second), fit
@@ -72,7 +72,7 @@ def feature_std(features: Tensor) -> float:
 
     0: every image has the same features, complete collapse. 1: spread evenly over the sphere.
     """
-    z = F.normalize(exact(features), dim=1)
+    z = F.normalize(to_float64(features), dim=1)
     return float(z.std(0, correction=0).mean()) * math.sqrt(z.shape[1])
 
 
@@ -82,7 +82,7 @@ def effective_rank(features: Tensor) -> float:
     How many directions the features use, 1 to min(N, D); 0 for features that are all zero. As published the features
     are not centered: a large common mean counts as a direction, and lowers the share of the others.
     """
-    values = torch.linalg.svdvals(exact(features))
+    values = torch.linalg.svdvals(to_float64(features))
     if not float(values.sum()):
         return 0.0
     p = values / values.sum()
@@ -91,7 +91,7 @@ def effective_rank(features: Tensor) -> float:
 
 def alignment(first: Tensor, second: Tensor) -> float:
     """`mean |u_i - v_i|²` of the unit features of two views (Wang & Isola, 2020). 0: views of an image agree."""
-    u, v = F.normalize(exact(first), dim=1), F.normalize(exact(second), dim=1)
+    u, v = F.normalize(to_float64(first), dim=1), F.normalize(to_float64(second), dim=1)
     return float((u - v).square().sum(1).mean())
 
 
@@ -102,7 +102,7 @@ def uniformity(*views: Tensor) -> float:
     """
     each = []
     for view in views:
-        distance = F.pdist(F.normalize(exact(view), dim=1)).square()
+        distance = F.pdist(F.normalize(to_float64(view), dim=1)).square()
         each.append(float(torch.logsumexp(-2 * distance, dim=0)) - math.log(len(distance)))
     return sum(each) / len(each)
 
@@ -116,7 +116,7 @@ def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
         mixed: [A, D] features of the mixtures.
         plain: [N, D] features of the unmixed images, of the same view.
     """
-    u, v = F.normalize(exact(mixed), dim=1), F.normalize(exact(plain), dim=1)
+    u, v = F.normalize(to_float64(mixed), dim=1), F.normalize(to_float64(plain), dim=1)
     own, partner, lam = mixture.own.cpu(), mixture.partner.cpu(), mixture.lam.cpu().double()
     kept = partner != own
     if not bool(kept.any()):
@@ -125,12 +125,12 @@ def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
     share = torch.stack([lam, 1 - lam], dim=1)[kept]
     order = share.sort(dim=1, descending=True, stable=True).indices
     larger, smaller = cosine.gather(1, order).mean(0).tolist()
-    spread = float(share.std(correction=0) * cosine.std(correction=0))
-    together = float(((share - share.mean()) * (cosine - cosine.mean())).mean())
-    return MixtureFit(larger, smaller, together / spread if spread > 1e-12 else 0.0)
+    std_product = float(share.std(correction=0) * cosine.std(correction=0))
+    covariance = float(((share - share.mean()) * (cosine - cosine.mean())).mean())
+    return MixtureFit(larger, smaller, covariance / std_product if std_product > 1e-12 else 0.0)
 
 
-def verdict(diagnostics: Diagnostics, dim: int) -> str | None:
+def collapse_warning(diagnostics: Diagnostics, dim: int) -> str | None:
     """A warning in words where the representation has collapsed, or None.
 
     Args:
@@ -152,7 +152,7 @@ def verdict(diagnostics: Diagnostics, dim: int) -> str | None:
     return None
 
 
-def exact(features: Tensor) -> Tensor:
+def to_float64(features: Tensor) -> Tensor:
     """The features in float64 on the CPU; raise if they are not at least two rows of finite numbers."""
     if features.ndim != 2 or len(features) < 2:
         raise ValueError(f"diagnostics need the features [N, D] of at least 2 images, got {list(features.shape)}")

@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         return (
             f"about {duration(self.total_seconds)}, {self.seconds_per_step:.2g} s per step, "
-            f"{size(self.memory_bytes)} of memory"
+            f"{format_bytes(self.memory_bytes)} of memory"
         )
 
 
@@ -58,7 +58,7 @@ def estimate(
         while len(seconds) <= trials and (not seconds or clock() - begin < at_most):
             start = clock()
             step()
-            wait(device)
+            synchronize(device)
             seconds.append(clock() - start)
 
     memory = peak_memory(run, device)
@@ -155,7 +155,7 @@ def fits(run: Callable[[], None], device: torch.device) -> bool:
     enough = True
     try:
         run()
-        wait(device)
+        synchronize(device)
     except torch.OutOfMemoryError:
         enough = False
     # Out here the exception is gone, and with it the frames that held the tensors.
@@ -165,7 +165,7 @@ def fits(run: Callable[[], None], device: torch.device) -> bool:
     return enough
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """Until an accelerator has done what it was asked."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
@@ -176,7 +176,7 @@ def peak_memory(run: Callable[[], None], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
-        wait(device)
+        synchronize(device)
         return torch.cuda.max_memory_allocated(device)
     before, most, done = lifetime_peak(), resident_memory(), threading.Event()
 
@@ -237,6 +237,6 @@ def available_memory() -> int:
     return max(0, min(free))
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes in words: `3.1 GB`, `420 MB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

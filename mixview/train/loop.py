@@ -32,7 +32,7 @@ from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
 from mixview.runs.waiting import WaitingTime, explain_waiting
-from mixview.train import gain
+from mixview.train import starting_weights
 from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
@@ -93,7 +93,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     ):
         for note in [*run.notes, *notes]:
             progress.say(note)
-        begin(run, folder, progress)
+        prepare_run(run, folder, progress)
         if folder is not None and engine.step == 0:
             logger.log_file(folder.path / "views.png")
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
@@ -104,7 +104,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         if is_evaluated(run, engine.step):  # the starting weights, or killed between a checkpoint and its evaluation
             if folder is not None and not was_evaluated(folder, engine.step):
                 evaluate(run, logger, progress)
-            worse = keep_best(run, folder, about)
+            worse = save_best_and_check_stop(run, folder, about)
 
         waiting = WaitingTime(fabric.device)
         while engine.step < engine.steps and reason is None and not worse:
@@ -138,7 +138,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 if is_evaluated(run, step):  # after saving: a failure costs nothing
                     if folder is not None:
                         evaluate(run, logger, progress)
-                    worse = keep_best(run, folder, about)
+                    worse = save_best_and_check_stop(run, folder, about)
                     if folder is not None and worse and not save:
                         folder.sync()
                         checkpoints.save(engine.state(), step)
@@ -159,7 +159,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     fabric.barrier()
 
 
-def keep_best(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
+def save_best_and_check_stop(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
     """After an evaluation: whether to stop, on every process, because the encoder stays worse than it was at first.
 
     The best encoder of a run that may stop so is kept in a file of its own.
@@ -168,20 +168,20 @@ def keep_best(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> b
         run.engine.fabric.barrier()
         return False
     records = [] if folder is None else read_metrics(folder.path)
-    if folder is not None and gain.best_step(records) == run.engine.step:
+    if folder is not None and starting_weights.best_step(records) == run.engine.step:
         run.export(about | run.engine.position(), BEST_FILE)
-    return bool(run.engine.fabric.broadcast(gain.stays_worse(records)))
+    return bool(run.engine.fabric.broadcast(starting_weights.should_stop_early(records)))
 
 
 def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Progress) -> None:
     """End a run: keep the better encoder if that was asked for, and say what has become of the starting weights."""
     engine, records = run.engine, read_metrics(folder.path)
-    kept = run.config.stop_if_worse and gain.is_worse(records) and (folder.path / BEST_FILE).is_file()
+    kept = run.config.stop_if_worse and starting_weights.is_worse(records) and (folder.path / BEST_FILE).is_file()
     if kept:
         run.export(about | engine.position(), LAST_FILE)
         with folder.explain_disk_error("write the encoder of"):
             write_bytes(folder.path / ENCODER_FILE, (folder.path / BEST_FILE).read_bytes())
-    comparison = gain.compare(records, kept)
+    comparison = starting_weights.compare(records, kept)
     early = f"stopped after epoch {engine.epoch:g}" if engine.step < engine.steps else ""
     message = ": ".join(filter(None, [early, comparison if early else None]))
     folder.set_status("finished", engine.step, engine.epoch, message, engine.cpu_seconds)
@@ -192,7 +192,7 @@ def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Prog
         progress.say(comparison)
 
 
-def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
+def prepare_run(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
     """Bring the run directory to where training starts, draw some views, and estimate the cost."""
     engine = run.engine
     if folder is not None:
@@ -207,7 +207,7 @@ def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
     steps_left = engine.steps - engine.step
     if run.config.monitor.estimate and steps_left > 0:
         views = run.monitor.sample_views(engine.batches.batch_size // engine.fabric.world_size)
-        cost = estimate(lambda: engine.try_step(views), steps_left, device=engine.fabric.device, trials=2)
+        cost = estimate(lambda: engine.dry_run_step(views), steps_left, device=engine.fabric.device, trials=2)
         progress.say(f"{steps_left} steps to go: {cost}, without reading images and evaluating.")
 
 
@@ -240,7 +240,7 @@ def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
         return
     logger.log(step, metrics | timer.log(wait=True))
     progress.update(step, 0, knn=metrics.get("knn"))
-    if not step and (text := gain.describe_start([{"step": step} | metrics])):
+    if not step and (text := starting_weights.describe_start([{"step": step} | metrics])):
         progress.say(text)
     if warning and step:  # what the starting weights are like is not for a lower learning rate to change
         progress.warn(warning)
@@ -331,7 +331,7 @@ class Engine:
                 self.module,
                 part,
                 self.draw_terms(part[0], group),
-                call=partial(self.go_backward, share=share),
+                call=partial(self.backward, share=share),
                 no_sync=self.no_sync,
                 sync=number == len(parts) - 1,
             )
@@ -346,7 +346,7 @@ class Engine:
             views,
             self.draw_terms(views[0], self.fabric.global_rank),
             micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
-            call=partial(self.go_backward, then="backward"),  # the second forward pass included
+            call=partial(self.backward, then="backward"),  # the second forward pass included
             context=self.fabric.autocast,
         )
         return loss, [target]
@@ -358,7 +358,7 @@ class Engine:
             images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
         )
 
-    def go_backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
+    def backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
         """Go backward through this share of a loss; `then` is what the time after it counts for."""
         self.timer.start("backward")
         self.fabric.backward(loss * share if share != 1 else loss)
@@ -415,7 +415,7 @@ class Engine:
             scaler.load_state_dict(state["scaler"])
         self.step = int(state["step"])
 
-    def try_step(self, views: Views) -> None:
+    def dry_run_step(self, views: Views) -> None:
         """Forward and backward of one step, without a trace: to see what it costs."""
         with torch.random.fork_rng(devices=[] if self.fabric.device.type == "cpu" else None):
             buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}

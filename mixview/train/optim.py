@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mixview.encoders.layers import learning_rate_scales
+from mixview.lars import LARS, step_decay
 from mixview.methods import Method
-from mixview.optim import LARS, step_decay
 from mixview.train.config import OptimizerConfig
 
 

@@ -404,7 +404,7 @@ def test_a_run_synchronizes_batch_norm_where_the_method_does_not_shuffle(
     method = make(name, norm=True)
     norms = sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in method.modules())
     fabric = Fabric(accelerator="cpu", devices=1)
-    notes = build.adapt(PretrainConfig(channels_last=False), fabric, method, False)
+    notes = build.prepare_for_devices(PretrainConfig(channels_last=False), fabric, method, False)
     synchronized = sum(isinstance(layer, distributed.SYNCHRONIZED) for layer in method.modules())
     assert norms > 1
     assert synchronized == (0 if name == "moco-v2" else norms)

@@ -10,7 +10,7 @@ from mixview.evaluate.detection.components import Target
 from mixview.evaluate.detection.targets import Sample
 from mixview.evaluate.training import Logging
 from mixview.evaluate.training_loop import SupervisedEngine
-from mixview.optim import step_decay
+from mixview.lars import step_decay
 
 
 @dataclass(frozen=True)

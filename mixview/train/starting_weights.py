@@ -42,7 +42,7 @@ def is_worse(records: Records) -> bool:
     return bool(pairs) and pairs[-1][1] < pairs[0][1]
 
 
-def stays_worse(records: Records) -> bool:
+def should_stop_early(records: Records) -> bool:
     """Whether the last `PATIENCE` evaluations are worse than that of the starting weights."""
     pairs = accuracies(records)
     return len(pairs) > PATIENCE and all(knn < pairs[0][1] for _, knn in pairs[-PATIENCE:])
