@@ -127,7 +127,7 @@ def import_object(path: str, kind: str) -> Any:
         ) from None
     for part in attribute.split("."):
         if not hasattr(target, part):
-            hint = did_you_mean(part, dir(target)) or f": give its import path, such as {module_name}.Name"
+            hint = did_you_mean(part, dir(target)) or f": pass its import path, such as {module_name}.Name"
             raise ValueError(f"{module_name} has no {attribute!r} for the {kind} {path!r}{hint}")
         target = getattr(target, part)
     return target

@@ -66,7 +66,7 @@ def starting_settings(given: dict[str, Any], arguments: list[str]) -> tuple[dict
     trust, where = bool(given["trust_remote_code"]), "the command line"
     if given["resume"]:
         if given["out"] is None:
-            raise ValueError("--resume needs the folder of the run: give --out")
+            raise ValueError("--resume needs the folder of the run: pass --out")
         from mixview.runs.run_directory import RunDirectory
 
         where = str(Path(given["out"]) / "config.yaml")

@@ -91,7 +91,7 @@ def selftest(
     }
     chosen = get_args(Check) if checks is None else tuple(checks)
     if wrong := [each for each in chosen if each not in run]:
-        raise ValueError(f"there is no check {wrong[0]!r}: give some of {', '.join(run)}")
+        raise ValueError(f"there is no check {wrong[0]!r}: pass some of {', '.join(run)}")
     say(f"mixview {mixview.__version__} selftest: {describe(place)}\n")
     say("| check | result | |\n|---|---|---|")
     verdicts = []

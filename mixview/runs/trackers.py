@@ -82,7 +82,7 @@ def check_loggers(options: LoggerOptions) -> tuple[str, ...]:
         )
     if "mlflow" in names and uri is None and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ValueError(
-            "the logger mlflow needs the address of its server: give tracking_uri, such as http://localhost:5000, or "
+            "the logger mlflow needs the address of its server: pass tracking_uri, such as http://localhost:5000, or "
             "set MLFLOW_TRACKING_URI"
         )
     return names

@@ -52,7 +52,7 @@ def validate(config: PretrainConfig) -> PretrainConfig:
     """The settings with `~` expanded; raise for a mistake that shows without any data."""
     config = replace(config, out=str(Path(os.fspath(config.out)).expanduser()))
     if config.data is None:
-        raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
+        raise ValueError("no training data: pass --data FOLDER (or --data scenes for a demo)")
     wrapped = config.objective == "unmix" and config.method.module.unmix_targets
     if config.grad_cache and (wrapped or not config.method.module.grad_cache):
         raise ValueError(
@@ -60,13 +60,13 @@ def validate(config: PretrainConfig) -> PretrainConfig:
             f"{config.method.name} under {config.objective}"
         )
     if Path(config.data).is_dir() and Path(config.out).resolve() == Path(config.data).resolve():
-        raise ValueError(f"--out is the folder of the images, {config.data}: give a folder in it, such as runs/first")
+        raise ValueError(f"--out is the folder of the images, {config.data}: pass another folder, such as runs/first")
     seconds_of(config.max_time)
     schedule_factor(config.optimizer, 0, config.epochs)
     check_normalize(config)
     if config.stop_if_worse and (config.weights is None or not config.monitor.eval_every):
         raise ValueError(
-            "--stop_if_worse compares with the weights that a run starts from, epoch by epoch: give --weights, and an "
+            "--stop_if_worse compares with the weights that a run starts from, epoch by epoch: pass --weights, and an "
             "--monitor.eval_every of at least 1"
         )
     return config
@@ -76,7 +76,7 @@ def check_normalize(config: PretrainConfig) -> None:
     """Raise if this is no normalization, or not one of images of these channels."""
     choice = config.normalize
     if choice == "weights" and config.weights is None:
-        raise ValueError("--normalize weights needs weights to start from: give --weights, or another normalization")
+        raise ValueError("--normalize weights needs weights to start from: pass --weights, or another normalization")
     if choice in (None, "imagenet", "weights", "measured"):
         return
     assert choice is not None
@@ -87,7 +87,7 @@ def check_normalize(config: PretrainConfig) -> None:
     if count not in (1, config.channels):
         raise ValueError(
             f"--normalize {choice} has {count} means and as many standard deviations, and the images have "
-            f"{config.channels} channels: give one of each, or {config.channels}"
+            f"{config.channels} channels: pass one of each, or {config.channels}"
         )
 
 
@@ -119,17 +119,17 @@ def open_data(config: PretrainConfig) -> TrainingData:
         config.validation_split,
     )
     if knn is None and config.stop_if_worse:
-        raise SourceError(f"{note} --stop_if_worse needs it: give --labels or --validation labeled images.")
+        raise SourceError(f"{note} --stop_if_worse needs it: pass --labels, or labeled images as --validation.")
     notes = [note]
     if process_rank() > 0 or not config.monitor.eval_every:
         knn = None  # the first process alone evaluates
     if knn is not None:
         knn, note = drop_shared_images(knn, config.monitor.images)
         if knn is None and (config.validation or config.validation_split):
-            raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
+            raise SourceError(f"{note} Pass other images as --validation or --validation_split, or leave them out.")
         notes += [note] if note else []
         if knn is None and config.stop_if_worse:
-            raise SourceError(f"{note} --stop_if_worse needs it: give --validation other images, or leave it out.")
+            raise SourceError(f"{note} --stop_if_worse needs it: pass other images as --validation, or leave it out.")
     decoder = decoder_for(config.channels, find_range(source, config.value_range))
     return TrainingData(whole, ImageDataset(source, decoder), knn, notes)
 
@@ -156,7 +156,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
         notes.append(f"A batch of {config.batch_size} fits.")
     assert config.batch_size != "auto"
     if count < config.batch_size:
-        few = f"give --batch_size {count}, or more images" if count > 1 else "give more images"
+        few = f"pass --batch_size {count}, or use more images" if count > 1 else "use more images"
         raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
     steps = config.epochs * (count // config.batch_size)
     run = RunLength(count, steps, config.batch_size, size, config.channels)
@@ -222,7 +222,7 @@ def measure_normalize(images: ImageDataset) -> Normalize:
     if not (std > 1e-6).all():
         raise SourceError(
             f"channel {int(np.argmin(std))} has the same value in all pixels of {count} images, by which nothing can "
-            "be normalized: give --normalize MEAN,STD, or images that differ"
+            "be normalized: pass --normalize MEAN,STD, or use images that differ"
         )
     return Normalize(tuple(round(float(each), 6) for each in mean), tuple(round(float(each), 6) for each in std))
 
@@ -250,7 +250,7 @@ def check_views(config: PretrainConfig, policy: Policy) -> None:
     name = f"{config.method.name} under unmix" if wrapped else config.method.name
     if num_views not in (None, len(policy)):
         raise ValueError(
-            f"--augment {config.augment} makes {len(policy)} views of an image, and {name} needs "
+            f"--augment {config.augment} makes {len(policy)} views per image, but {name} takes "
             f"{num_views}: choose another augmentation"
         )
     if len(set(sizes)) > 1 and (sizes[0] != sizes[1] or max(sizes) > sizes[0]):
@@ -263,7 +263,9 @@ def check_views(config: PretrainConfig, policy: Policy) -> None:
 def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
     """The largest batch that fits in memory, by trying."""
     if fabric.world_size > 1:
-        raise ValueError("--batch_size auto looks at one device: find it with --devices 1, then give it by number")
+        raise ValueError(
+            "--batch_size auto works on one device only: run it with --devices 1, then pass the number it prints"
+        )
     assert config.size is not None
     assert config.augment is not None
     device, sizes = fabric.device, [view.size for view in load_policy(config.augment, config.size)]
@@ -294,8 +296,8 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     per_device = config.batch_size // fabric.world_size
     if config.accumulate_grad_batches * 2 > per_device:
         raise ValueError(
-            f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
-            "less than two each: use a smaller one"
+            f"--accumulate_grad_batches {config.accumulate_grad_batches} leaves fewer than 2 images per micro-batch "
+            f"({per_device} per device): use a smaller one"
         )
     data = with_image_cache(config, data)
     assert config.normalize is not None

@@ -168,7 +168,7 @@ class OptimizerConfig:
             )
         if bool(self.milestones) != (self.schedule == "steps"):
             raise ValueError(
-                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": give both '
+                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": pass both '
                 'schedule="steps" and milestones such as (120, 160), or neither'
             )
 
@@ -265,8 +265,8 @@ class PretrainConfig:
     """Number of stages of a ResNet, or blocks of a ViT, to freeze; the first layer (the stem, or the patch embedding)
     is frozen with them."""
     stop_if_worse: bool = False
-    """Stop when the k-NN accuracy is below that of the initial weights three times in a row, and keep the best encoder;
-    at the end, too, if it is below."""
+    """Stop when the k-NN accuracy stays below that of the initial weights for three evaluations, and keep the best
+    encoder. Also checked at the end of training."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Stem of a ResNet: small (3×3, no pooling) or standard; auto decides by the view size. Of small-vit: patches
     of 4 or of 16 pixels."""

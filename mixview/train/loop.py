@@ -186,7 +186,9 @@ def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Prog
     message = ": ".join(filter(None, [early, comparison if early else None]))
     folder.set_status("finished", engine.step, engine.epoch, message, engine.cpu_seconds)
     if early:
-        progress.say(f"{early.capitalize()}: it stays worse than the starting weights (--no_stop_if_worse goes on).")
+        progress.say(
+            f"{early.capitalize()}: it stays worse than the starting weights (pass --no_stop_if_worse to continue)."
+        )
     progress.say(f"Done: {run.config.out}/encoder.safetensors")
     if comparison is not None:
         progress.say(comparison)
@@ -208,7 +210,7 @@ def prepare_run(run: Run, folder: RunDirectory | None, progress: Progress) -> No
     if run.config.monitor.estimate and steps_left > 0:
         views = run.monitor.sample_views(engine.batches.batch_size // engine.fabric.world_size)
         cost = estimate(lambda: engine.dry_run_step(views), steps_left, device=engine.fabric.device, trials=2)
-        progress.say(f"{steps_left} steps to go: {cost}, without reading images and evaluating.")
+        progress.say(f"{steps_left} steps remaining: {cost} (excluding data loading and evaluation).")
 
 
 def is_evaluated(run: Run, step: int) -> bool:
@@ -271,7 +273,7 @@ class Engine:
     step: int = 0
     """Optimizer steps that are done."""
     cpu_seconds: float = 0.0
-    """Processor time that they took this process, including views that it makes itself, without evaluating, saving."""
+    """CPU time of these steps in this process, with the views that it makes itself; without evaluation and saving."""
 
     def __post_init__(self) -> None:
         self.method: Method = unwrap(self.module)

@@ -119,7 +119,7 @@ def note_trained_on(run: Path, knn: KNNImages) -> list[str]:
     queries = content_hashes(knn.queries, range(len(knn.queries)))
     learned = read_training_images(run, [])
     shared = learned and learned.shared(queries, "k-NN queries")
-    return [f"{shared}: the k-NN accuracy is not that of unseen images."] if shared else []
+    return [f"{shared}: the k-NN accuracy is not measured on unseen images."] if shared else []
 
 
 def has_mixtures(mixture: Mixture) -> bool:

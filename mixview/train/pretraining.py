@@ -35,7 +35,7 @@ def pretrain(config: PretrainConfig | None = None, /, **settings: Any) -> Path:
         'scenes'
     """
     if config is not None and settings:
-        raise TypeError(f"give a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
+        raise TypeError(f"pass a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
     with one_training_per_process():
         return pretrain_alone(from_plain(settings) if config is None else config)
 

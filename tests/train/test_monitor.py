@@ -140,7 +140,7 @@ def test_images_that_are_all_the_same_give_no_accuracy(tmp_path: Path) -> None:
         "content."
     )
     options = tiny(tmp_path / "run", {"eval_every": 1}, data=str(tmp_path), data_options=None, batch_size=2, epochs=1)
-    with pytest.raises(SourceError, match=r"There will be no k-NN .*Give --validation or --validation_split other"):
+    with pytest.raises(SourceError, match=r"There will be no k-NN .*Pass other images as --validation or"):
         mixview.pretrain(**options, validation_split="val")
     assert not (tmp_path / "run").exists()
     mixview.pretrain(**options)  # nobody asked for this accuracy
