@@ -18,6 +18,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import lightly_trainer
@@ -108,12 +109,12 @@ def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]
     return Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=settings.optimizer,
+        config=replace(settings, epochs=1),
         objective=build_objective(settings.objective, settings.mixing),
-        batches=batches,
+        sampler=batches,
         loader=loader,  # type: ignore[arg-type]
-        epochs=1,
         channels_last=settings.channels_last,
     )
 

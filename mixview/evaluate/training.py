@@ -28,7 +28,7 @@ from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
 from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
-from mixview.options import Count, Epochs, Positive, logger_names
+from mixview.options import Count, Epochs, Positive
 from mixview.runs.devices import (
     Precision,
     describe_precision,
@@ -41,34 +41,11 @@ from mixview.runs.devices import (
 )
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
 
 if TYPE_CHECKING:
     from mixview.runs.fabric import Fabric
-
-
-@dataclass(frozen=True)
-class Logging:
-    """How often a training logs and saves, and what it keeps."""
-
-    log_every: int = 20
-    """Optimizer steps between two lines of metrics."""
-    checkpoint_every: int = 0
-    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: int = 2
-    """Number of checkpoints to keep."""
-    loggers: str = "none"
-    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
-    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: str = "mixview"
-    """Project of Weights & Biases, and experiment of MLflow."""
-    tracking_uri: str | None = None
-    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
-
-    def __post_init__(self) -> None:
-        if min(self.log_every, self.keep) < 1 or self.checkpoint_every < 0:
-            raise ValueError(f"log_every and keep must be at least 1, and checkpoint_every 0 or more, got {self}")
-        logger_names(self.loggers, "--logging.loggers")
 
 
 class TrainingRun(NamedTuple):
@@ -84,7 +61,7 @@ class TrainingRun(NamedTuple):
     """Data-loading processes per training process; by default its share of the cores, minus one."""
     accumulate_grad_batches: int = 1
     """Micro-batches per step and device."""
-    logging: Logging = Logging()
+    logging: LoggingConfig = LoggingConfig()
     deadline: float | None = None
     """When to stop, by the monotonic clock."""
     resume: bool = False
@@ -141,7 +118,7 @@ class ClassifierConfig(TrainingConfig):
     """Passes over the images; by default as published. The learning-rate steps scale with them."""
     lr: Positive | None = None
     """Learning rate; by default as published."""
-    logging: Logging = field(default_factory=Logging)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     """How often a training logs and saves, and what it keeps."""
 
     def adapt(self, published: Schedule, images: int) -> Schedule:

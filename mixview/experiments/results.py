@@ -9,7 +9,6 @@ setting that was renamed is translated (`mixview.experiments.renames`).
 import errno
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -34,7 +33,7 @@ from mixview.io.records import (
     parse,
     read_bytes,
 )
-from mixview.runs.run_directory import lock_exclusively
+from mixview.runs.run_directory import wait_for_lock
 
 FILE = "results.jsonl"
 MAX_RUNS = 100_000
@@ -125,12 +124,7 @@ def append(result: RunResult, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(replace(result, version=FORMAT)), ensure_ascii=False).encode() + b"\n"
     with open_regular(path, "a") as file:
-        while True:
-            try:
-                lock_exclusively(file)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
+        wait_for_lock(file, seconds=0.05)
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

@@ -25,9 +25,9 @@ from mixview.runs.launching import exit_when_orphaned
 from mixview.runs.run_directory import (
     RunDirectory,
     describe_environment,
-    lock_exclusively,
     read_metrics,
     to_serializable,
+    wait_for_lock,
 )
 from mixview.train import pretraining
 
@@ -82,12 +82,7 @@ def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
         folder = place / f"encoder-{key}"
         place.mkdir(parents=True, exist_ok=True)
         with (place / f"encoder-{key}.lock").open("a+b") as file:
-            while True:
-                try:
-                    lock_exclusively(file)
-                    break
-                except BlockingIOError:
-                    time.sleep(1)
+            wait_for_lock(file, seconds=1)
             first = dataclasses.replace(run, settings=settings, encoders={})
             if not pretrain(first, folder):
                 return None

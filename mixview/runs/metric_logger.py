@@ -4,8 +4,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError
-from mixview.runs.trackers import TRACKERS, LoggerOptions, Tracker, check_loggers
+from mixview.runs.trackers import TRACKERS, Tracker, check_loggers
 
 
 class MetricLogger:
@@ -17,7 +18,7 @@ class MetricLogger:
         step: where the run goes on.
     """
 
-    def __init__(self, folder: RunDirectory | None, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory | None, options: LoggingConfig, step: int) -> None:
         self.folder = folder
         self.step = step
         self.trackers: dict[str, Tracker] = {}

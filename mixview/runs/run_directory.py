@@ -22,6 +22,7 @@ import platform
 import shlex
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -414,6 +415,16 @@ def lock_exclusively(file: BinaryIO) -> None:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except PermissionError as error:  # what some systems say instead
             raise BlockingIOError(*error.args) from None
+
+
+def wait_for_lock(file: BinaryIO, seconds: float) -> None:
+    """Take the system's lock on an open file, trying every few seconds until no other process has it."""
+    while True:
+        try:
+            lock_exclusively(file)
+            break
+        except BlockingIOError:
+            time.sleep(seconds)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:

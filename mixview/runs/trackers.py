@@ -10,7 +10,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from PIL import Image
 from mixview.io.atomic import real_folder
 from mixview.io.records import RecordError, flatten, read_dict
 from mixview.options import logger_names, truncated_repr
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, write_json
 
 IDS = "trackers.json"
@@ -30,19 +31,6 @@ MAX_VALUE = 500
 """Characters of a parameter that every MLflow server takes."""
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 """Training waits for a server that is gone: seconds, not the minutes that MLflow would, unless the user says so."""
-
-
-class LoggerOptions(Protocol):
-    """Which trackers a run uses, and where they are."""
-
-    @property
-    def loggers(self) -> str: ...
-
-    @property
-    def project(self) -> str: ...
-
-    @property
-    def tracking_uri(self) -> str | None: ...
 
 
 class TrackerIds(TypedDict, total=False):
@@ -67,7 +55,7 @@ def write_ids(folder: RunDirectory, **ids: str) -> None:
     write_json(folder.path / IDS, read_ids(folder) | ids)
 
 
-def check_loggers(options: LoggerOptions) -> tuple[str, ...]:
+def check_loggers(options: LoggingConfig) -> tuple[str, ...]:
     """The names of the trackers that a run uses; raise if one is not installed, or has no server to log to."""
     names, uri = logger_names(options.loggers), options.tracking_uri
     for name in names:
@@ -100,7 +88,7 @@ class Tracker(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None: ...
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None: ...
 
     @abstractmethod
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -120,7 +108,7 @@ class TensorBoard(Tracker):
 
     name = "tensorboard"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         with folder.explain_disk_error("write the TensorBoard events of"):
@@ -144,7 +132,7 @@ class MLflow(Tracker):
 
     name = "mlflow"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow
@@ -184,7 +172,7 @@ class WandB(Tracker):
 
     name = "wandb"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         import wandb
 
         with folder.explain_disk_error("log to W&B from"):

@@ -303,20 +303,20 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     assert config.normalize is not None
     normalize = IMAGENET if config.normalize == "imagenet" else Normalize.parse(config.normalize)
     policy = load_policy(config.augment, config.size, config.min_crop_scale, normalize)
-    batches = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
+    sampler = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
     free = default_workers(fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))
     workers = free if config.workers is None else config.workers
     loader = view_loader(
         data.images,
         policy,
-        batches,
+        sampler,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
         device=fabric.device if config.augment_device == "device" else None,
         exact_decoding=config.exact_decoding,
     )
     backbone, notes = build_backbone(config, policy)
-    steps = config.epochs * batches.batches_per_epoch
+    steps = config.epochs * sampler.batches_per_epoch
     colors = normalize.values(config.channels)
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels, colors)
     method = build_method(config.method, backbone, length, config.objective)
@@ -329,17 +329,12 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     engine = Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=config.optimizer,
+        config=config,
         objective=build_objective(config.objective, config.mixing),
-        batches=batches,
+        sampler=sampler,
         loader=loader,
-        epochs=config.epochs,
-        seed=config.seed,
-        accumulate_grad_batches=config.accumulate_grad_batches,
-        grad_cache=config.grad_cache,
-        mix_groups=config.mixing.mix_groups,
-        warmup=config.mixing.warmup,
         channels_last=channels_last,
     )
     notes += load_checkpoint(config, engine)
@@ -377,25 +372,25 @@ def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Ba
 def data_loading_hints(
     config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int
 ) -> list[str]:
-    """What makes reading images faster, where the network waits for it.
+    """Ways to speed up data loading where training waits for it, the most effective first.
 
     Args:
-        workers: processes that read images for this one.
-        free: as many as there are cores for.
+        workers: number of data loading workers of this process.
+        free: number of workers that there are cores for.
     """
-    remedies, source = [], data.images.source
+    hints, source = [], data.images.source
     if isinstance(source, ShrunkImages):
         if source.cache is not None and source.cache.writable and len(source.cache) < len(source):
-            remedies.append("the cache, once this epoch has filled it")
+            hints.append("the cache, once this epoch has filled it")
     elif config.channels in MODES and is_encoded(source):
-        remedies.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
+        hints.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
     if workers < free:
-        remedies.append(f"--workers {free}, as many as there are cores for")
+        hints.append(f"--workers {free}, as many as there are cores for")
     if fabric.device.type != "cpu" and config.augment_device == "cpu":
-        remedies.append("--augment_device device")
+        hints.append("--augment_device device")
     if workers >= free:
-        remedies.append("more cores")
-    return remedies
+        hints.append("more cores")
+    return hints
 
 
 def is_encoded(source: Source) -> bool:
@@ -413,7 +408,7 @@ def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:
         return []
     engine.load_state(state)
     if engine.step > engine.steps:
-        done = -(-engine.step // engine.batches.batches_per_epoch)
+        done = -(-engine.step // engine.sampler.batches_per_epoch)
         raise RunDirectoryError(
             f"the run in {config.out} has done {done} epochs already, more than --epochs {config.epochs}"
         )

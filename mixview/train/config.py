@@ -7,7 +7,7 @@ PretrainConfig(data="scenes", method=MoCoV2Config(queue_size=4096))             
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from mixview.extensions import METHODS, MIXERS
 from mixview.options import (
@@ -32,10 +32,10 @@ from mixview.options import (
     Workers,
     check_options,
     did_you_mean,
-    logger_names,
     truncated_repr,
 )
 from mixview.recipes import method_group
+from mixview.runs.logging_config import LoggingConfig
 
 ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
 DEFAULT_METHOD = "simclr"
@@ -174,39 +174,29 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
-class MonitorConfig:
-    """How often a run logs, evaluates and saves.
+class MonitorConfig(LoggingConfig):
+    """Logging, online evaluation and checkpoints of a run.
 
     Example:
         >>> MonitorConfig(eval_every=10, loggers="none").keep
         2
     """
 
+    option_group: ClassVar[str] = "monitor"
+
     log_every: Count = 10
     """Optimizer steps between two lines of metrics."""
+    loggers: str = "tensorboard"
+    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
+    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
     eval_every: NonNegative = 1
     """Epochs between two online evaluations (k-NN accuracy, where there are labels, and collapse metrics); 0: none."""
     images: Annotated[int, AtLeast(4)] = 2000
     """Maximum number of labeled images in the feature bank of the k-NN; it has a quarter as many queries."""
     hold_out: Annotated[float, AtLeast(0), LessThan(1)] = 0.1
     """Share of labeled images held out from training for the k-NN, where the data has no val or test part."""
-    checkpoint_every: NonNegative = 0
-    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: Count = 2
-    """Number of checkpoints to keep."""
-    loggers: str = "tensorboard"
-    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
-    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: Annotated[str, NON_EMPTY] = "mixview"
-    """Project of Weights & Biases, and experiment of MLflow."""
-    tracking_uri: str | None = None
-    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
     estimate: bool = True
     """Try a few steps first, and estimate the time and memory of the run."""
-
-    def __post_init__(self) -> None:
-        check_options(self, "monitor")
-        logger_names(self.loggers, "--monitor.loggers")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixview.data.augment.policies import Normalize
 from mixview.data.loader import Batch, EpochSampler
@@ -19,26 +19,23 @@ from mixview.encoders.provenance import encoder_settings
 from mixview.encoders.weights import ENCODER_FILE
 from mixview.io.atomic import write_bytes
 from mixview.methods import Method, Targets, Views, backward, cached_backward
-from mixview.methods.base import unwrap
 from mixview.mixing import mix_strength_at, mixture_generators
 from mixview.objective import Objective, Term
 from mixview.rng import seed_from
-from mixview.runs.checkpoints import CheckpointError, Checkpoints
-from mixview.runs.devices import grad_scaler
-from mixview.runs.fabric import Fabric
-from mixview.runs.finite import check_finite
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.engine import ResumableEngine
 from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
-from mixview.runs.waiting import WaitingTime, explain_waiting
 from mixview.train import starting_weights
-from mixview.train.config import OptimizerConfig, PretrainConfig
+from mixview.train.config import PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
 from mixview.train.profiler import StepProfiler
 from mixview.train.step_timer import Part, StepTimer, describe
+from mixview.train.waiting import DataWaitCheck, explain_waiting
 
 BEST_FILE = "encoder-best.safetensors"
 """The best encoder of a run that stops if it gets worse."""
@@ -57,8 +54,8 @@ class Run(NamedTuple):
     notes: list[str]
     workers: int
     """Processes that read images for this one."""
-    remedies: list[str]
-    """What makes reading faster."""
+    hints: list[str]
+    """Ways to speed up data loading."""
 
 
 def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
@@ -70,7 +67,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         notes: further ones to print at the start.
     """
     config, engine, timer = run.config, run.engine, run.engine.timer
-    fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.batches.batches_per_epoch
+    fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.sampler.batches_per_epoch
     assert config.batch_size != "auto"
     read_every = 1 if fabric.device.type == "cpu" else settings.log_every  # reading a value waits for an accelerator
     save_every = settings.checkpoint_every or epoch_steps
@@ -106,12 +103,12 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 evaluate(run, logger, progress)
             worse = save_best_and_check_stop(run, folder, about)
 
-        waiting = WaitingTime(fabric.device)
+        waiting = DataWaitCheck(timer)
         while engine.step < engine.steps and reason is None and not worse:
-            engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
+            engine.sampler.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
             timer.start("data")
-            for views, _ in waiting.timed(engine.loader):
+            for views, _ in engine.loader:
                 loss, lr = engine.take_step(views)
                 timer.start("other")
                 step = engine.step
@@ -119,15 +116,15 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 engine.cpu_seconds += time.process_time() - began
                 progress.update(step, config.batch_size, loss)
                 if waiting.is_long():
-                    rate = waiting.batches * config.batch_size / fabric.world_size / waiting.seconds
-                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.remedies))
+                    rate = waiting.steps * config.batch_size / fabric.world_size / waiting.seconds
+                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.hints))
 
                 save = step % save_every == 0 or step == engine.steps or reason is not None
                 if step % read_every == 0 or save:
                     engine.check_finite(weights=save)
                 # Stopping adds neither line nor evaluation: the resumed run logs what an uninterrupted one does.
                 if step % settings.log_every == 0 or step % epoch_steps == 0:
-                    logged = {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr}
+                    logged = {"epoch": engine.epoch, **engine.mean_of_all({"loss": loss}), "lr": lr}
                     logger.log(step, logged | timer.log())
                 if folder is not None and save:
                     folder.sync()
@@ -208,7 +205,7 @@ def prepare_run(run: Run, folder: RunDirectory | None, progress: Progress) -> No
                 run.monitor.save_views(folder.path / "views.png")
     steps_left = engine.steps - engine.step
     if run.config.monitor.estimate and steps_left > 0:
-        views = run.monitor.sample_views(engine.batches.batch_size // engine.fabric.world_size)
+        views = run.monitor.sample_views(engine.sampler.batch_size // engine.fabric.world_size)
         cost = estimate(lambda: engine.dry_run_step(views), steps_left, device=engine.fabric.device, trials=2)
         progress.say(f"{steps_left} steps remaining: {cost} (excluding data loading and evaluation).")
 
@@ -218,7 +215,7 @@ def is_evaluated(run: Run, step: int) -> bool:
 
     Weights to start from are evaluated before the first step.
     """
-    every, epoch_steps = run.config.monitor.eval_every, run.engine.batches.batches_per_epoch
+    every, epoch_steps = run.config.monitor.eval_every, run.engine.sampler.batches_per_epoch
     if not every or step % epoch_steps:
         return False
     if not step:
@@ -249,46 +246,35 @@ def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
 
 
 @dataclass
-class Engine:
-    """Everything a step needs. Nothing in it is random except by (seed, step, rank), so a step can be repeated."""
+class Engine(ResumableEngine):
+    """The parts of a step. Nothing in it is random except by (seed, step, rank), so a step can be repeated."""
 
-    fabric: Fabric
-    module: nn.Module
-    """The method, set up by Fabric."""
-    optimizer: torch.optim.Optimizer
-    settings: OptimizerConfig
+    state_key = "method"
+
+    config: PretrainConfig
     objective: Objective
-    batches: EpochSampler
+    sampler: EpochSampler
     loader: Iterable[Batch]
-    epochs: int
-    seed: int = 0
-    accumulate_grad_batches: int = 1
-    """Micro-batches per step and device."""
-    grad_cache: bool = False
-    """Accumulate by cached gradients, so that the negatives are the whole batch's."""
-    mix_groups: int = 1
-    warmup: tuple[float, float] | None = None
-    """The shares of training between which mixtures grow."""
     channels_last: bool = False
-    step: int = 0
-    """Optimizer steps that are done."""
+    """Memory format of the views: the one in the configuration, where the encoder supports it."""
     cpu_seconds: float = 0.0
     """CPU time of these steps in this process, with the views that it makes itself; without evaluation and saving."""
 
     def __post_init__(self) -> None:
-        self.method: Method = unwrap(self.module)
+        super().__post_init__()
+        assert isinstance(self.network, Method)
+        self.method: Method = self.network
         self.timer = StepTimer(self.fabric.device)
-        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.epochs * self.batches.batches_per_epoch
+        return self.config.epochs * self.sampler.batches_per_epoch
 
     @property
     def epoch(self) -> float:
-        """Epochs that are done."""
-        return self.step / self.batches.batches_per_epoch
+        """Number of epochs done."""
+        return self.step / self.sampler.batches_per_epoch
 
     def position(self) -> dict[str, str]:
         """Step and epoch as text, for the encoder's file."""
@@ -298,16 +284,14 @@ class Engine:
         """One optimizer step on this process's part of a batch; returns the loss and the learning rate."""
         self.timer.start("forward")
         views = [self.to_device(view) for view in views]
-        lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
-        self.seed_generators(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if any
+        lr = set_learning_rate(self.optimizer, self.config.optimizer, self.epoch, self.config.epochs)
+        self.seed_generators(seed_from("step", self.config.seed, self.step, self.fabric.global_rank))  # dropout, if any
         loss, targets = self.accumulate_gradient(views)
         self.timer.start("update")
         self.finite &= torch.isfinite(loss)
-        if self.settings.clip is not None:
+        if (clip := self.config.optimizer.clip) is not None:
             # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
-            self.fabric.clip_gradients(
-                self.module, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
-            )
+            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.update(*targets, progress=self.step / self.steps)  # EMA and queue
@@ -322,13 +306,14 @@ class Engine:
 
     def accumulate_gradient(self, views: Views) -> tuple[Tensor, list[Targets]]:
         """The gradient of the step, micro-batch by micro-batch; the mean loss and all targets."""
-        if self.grad_cache and self.accumulate_grad_batches > 1:
+        micro_batches = self.config.accumulate_grad_batches
+        if self.config.grad_cache and micro_batches > 1:
             return self.cached_gradient(views)
         total, targets = torch.zeros((), device=views[0].device), []
-        parts = list(zip(*(view.chunk(self.accumulate_grad_batches) for view in views), strict=True))
+        parts = list(zip(*(view.chunk(micro_batches) for view in views), strict=True))
         for number, part in enumerate(parts):
             share = len(part[0]) / len(views[0])
-            group = self.fabric.global_rank * self.accumulate_grad_batches + number
+            group = self.fabric.global_rank * micro_batches + number
             loss, target = backward(
                 self.module,
                 part,
@@ -347,7 +332,7 @@ class Engine:
             self.module,
             views,
             self.draw_terms(views[0], self.fabric.global_rank),
-            micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
+            micro_batch=-(-len(views[0]) // self.config.accumulate_grad_batches),
             call=partial(self.backward, then="backward"),  # the second forward pass included
             context=self.fabric.autocast,
         )
@@ -355,10 +340,10 @@ class Engine:
 
     def draw_terms(self, images: Tensor, group: int) -> list[Term]:
         """The objective's terms of this step for one group of images."""
-        generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
-        return self.objective.draw(
-            images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
-        )
+        mixing = self.config.mixing
+        generators = mixture_generators(self.config.seed, self.step, rank=group, mix_groups=mixing.mix_groups)
+        mix_strength = mix_strength_at(self.step / self.steps, mixing.warmup)
+        return self.objective.draw(images, generators, mix_strength=mix_strength)
 
     def backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
         """Go backward through this share of a loss; `then` is what the time after it counts for."""
@@ -374,48 +359,6 @@ class Engine:
     def to_device(self, view: Tensor) -> Tensor:
         memory = torch.channels_last if self.channels_last else torch.preserve_format
         return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
-
-    def check_finite(self, *, weights: bool = False) -> None:
-        """Raise, on every process, when any loss so far was not finite on any of them.
-
-        Reads a value back: not for every step on an accelerator.
-
-        Args:
-            weights: check the weights too, before they are saved: a gradient can overflow where its loss did not.
-        """
-        checked = list(self.method.parameters()) if weights else []
-        check_finite(self.fabric, self.finite, checked, f"step {self.step} (epoch {self.epoch:.2f})")
-
-    @torch.no_grad()
-    def loss_of_all(self, loss: Tensor) -> float:
-        """The mean over processes."""
-        mean: Any = self.fabric.all_reduce(loss.detach(), reduce_op="mean")
-        return float(mean)
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a run needs to resume as if nothing had happened."""
-        scaler = grad_scaler(self.fabric)
-        return {
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        try:
-            self.method.load_state_dict(state["method"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this {type(self.method).__name__}: it is of another method, backbone or "
-                "optimizer; put back the run's own, or start a new run with another --out"
-            ) from error
-        scaler = grad_scaler(self.fabric)
-        if scaler is not None and state["scaler"] is not None:
-            scaler.load_state_dict(state["scaler"])
-        self.step = int(state["step"])
 
     def dry_run_step(self, views: Views) -> None:
         """Forward and backward of one step, without a trace: to see what it costs."""

@@ -50,21 +50,26 @@ def some_views(steps: int = EPOCH_STEPS) -> list[tuple[tuple[Tensor, Tensor], Te
     return [((first, second), torch.arange(BATCH)) for first, second in pairs]
 
 
-def make_engine(method: Method, settings: OptimizerConfig, objective: Objective, **options: Any) -> Engine:
+def make_engine(
+    method: Method,
+    settings: OptimizerConfig,
+    objective: Objective,
+    mix_groups: int = 1,
+    warmup: tuple[float, float] | None = None,
+    **options: Any,
+) -> Engine:
     fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
     module, optimizer = fabric.setup(method, build_optimizer(method, settings, BATCH))
-    batches = EpochSampler(EPOCH_STEPS * BATCH, BATCH, SEED)
+    mixing = MixingConfig(mix_groups=mix_groups, warmup=warmup)
     return Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=settings,
+        config=PretrainConfig(optimizer=settings, mixing=mixing, epochs=EPOCHS, seed=SEED, **options),
         objective=objective,
-        batches=batches,
+        sampler=EpochSampler(EPOCH_STEPS * BATCH, BATCH, SEED),
         loader=some_views(),
-        epochs=EPOCHS,
-        seed=SEED,
-        **options,
     )
 
 
