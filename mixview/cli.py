@@ -1,4 +1,4 @@
-"""The command line: a table of commands. What a command does is in the module that it names.
+"""The command line: a table of commands. The code of a command is in the module that it names.
 
 A command is a function, or a dataclass with a `run` method: its signature is the options and its docstring the help.
 Only the module of the command that is called is imported, so that `mixview --help` answers at once.
@@ -25,13 +25,13 @@ class Command(NamedTuple):
 
     summary: str
     target: str
-    """What is called, as module:name."""
+    """The function or class that is called, as module:name."""
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`; a test runs them. Protocols have their own."""
     key_options: str = ""
     """The most important options, which come first in its help. Protocols have their own."""
     parse: str = "mixview.parsing:parse"
-    """What parses its options and calls it."""
+    """The function that parses its options and calls it, as module:name."""
 
 
 class Group(NamedTuple):
@@ -42,9 +42,9 @@ class Group(NamedTuple):
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`."""
     default_command: str | None = None
-    """The command that is meant by a name that is none of them: `mixview study paper-small` runs a study."""
+    """The command that an unknown name is passed to: `mixview study paper-small` runs a study."""
     registry: Registry | None = None
-    """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
+    """The registry of import paths that can take the place of a command: `mixview evaluate mine.NearestMean`."""
 
 
 EVALUATE = {
@@ -297,7 +297,7 @@ def run(arguments: list[str]) -> None:
 
 
 def load(target: str) -> Any:
-    """What `module:name` stands for."""
+    """Import `module:name`."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -341,7 +341,7 @@ def expand_home(word: str) -> str:
 
 
 def exit_with_error(message: str, status: int) -> NoReturn:
-    """Say why, and exit."""
+    """Print the reason, and exit."""
     message = f"mixview: {escape_control_chars(message, keep=chr(10))}"
     if status == 1:
         sys.exit(message)
@@ -356,7 +356,7 @@ def stop_status() -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory; torch's for the CPU is a plain RuntimeError."""
+    """Return True if an error says that memory has run out; torch's for the CPU is a plain RuntimeError."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
         and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error))

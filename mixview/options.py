@@ -1,4 +1,4 @@
-"""What an option may be, declared by its type and checked wherever it comes from: command line, file or Python.
+"""The values that an option may have, declared by its type and checked in the command line, files and Python.
 
     scale: Annotated[float, MoreThan(0), AtMost(1)] = 0.2     # in a dataclass
     mode: Literal["random", "center"] = "random"
@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number may be at least or at most: `AtLeast(0)`."""
+    """A bound of a number: `AtLeast(0)`."""
 
     words: str
     holds: Callable[[float, float], bool]
@@ -40,7 +40,7 @@ AtMost = partial(Limit, "at most", operator.le)
 LessThan = partial(Limit, "less than", operator.lt)
 
 MAX_SIDE = 4096
-"""Pixels. A larger image, view or network input is a slip of the finger, and would only fill the memory."""
+"""Pixels. A larger image, view or network input is a typing mistake, and would only fill the memory."""
 
 Count = Annotated[int, AtLeast(1)]
 Width = Annotated[int, AtLeast(1), AtMost(1 << 20)]
@@ -86,7 +86,7 @@ def check_options(options: Any, group: str = "", prefix: str = "--") -> None:
 
 
 def is_valid(hint: Any, value: object) -> bool:
-    """Whether a value is of a type."""
+    """Return True if a value is of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         base, *limits = arguments
@@ -119,7 +119,7 @@ def is_valid(hint: Any, value: object) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """What a type allows, in words."""
+    """The values that a type allows, in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         base, *limits = arguments
@@ -139,7 +139,7 @@ def describe(hint: Any) -> str:
 
 
 def truncated_repr(value: object) -> str:
-    """A value in an error message, which it may not fill."""
+    """The repr of a value for an error message, truncated."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**100 else "a number of more than 100 digits"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
@@ -169,7 +169,7 @@ def split_names(text: str | None, choices: Sequence[str], option: str) -> tuple[
 
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
-"""Where metrics can go besides the run directory (`mixview.runs.trackers`)."""
+"""Trackers that metrics can go to, besides the run directory (`mixview.runs.trackers`)."""
 
 
 def logger_names(text: str, option: str = "loggers") -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Parsers of the command line, made from signatures and docstrings by jsonargparse.
 
-What is mixview's own: switches are switches (`--resume`, `--no_sync_bn`), several folders are several arguments, dashes
+Specific to mixview: switches are switches (`--resume`, `--no_sync_bn`), several folders are several arguments, dashes
 and underscores are the same in the names of options, errors name the option, the value and what was probably meant,
 and no value names code.
 """
@@ -32,10 +32,10 @@ HELP_WIDTH = 80
 """Maximum width of help, in columns."""
 
 EXAMPLES = "examples:\n"
-"""How the examples at the end of a command's help begin."""
+"""Heading of the examples at the end of a command's help."""
 
 MIN_OPTIONS_FOR_GROUPS = 9
-"""From this number of options on, help is in groups."""
+"""Minimum number of options for help in groups."""
 
 NEGATIVE_NUMBERS = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,.*)?$", re.ASCII | re.IGNORECASE)
 """Values that begin with a minus: argparse itself takes -1000,400 and -1e-3 for options."""
@@ -49,7 +49,7 @@ GROUPS: dict[str, str] = {
     "devices and speed": """device devices nodes accelerator precision workers augment_device channels_last compile
         profile""",
 }
-"""In which group of the help an option stands, whatever the command; the others are specific to a command."""
+"""Groups of the help, and their options in any command; other options are specific to a command."""
 
 
 class Formatter(DefaultHelpFormatter):
@@ -80,7 +80,7 @@ class Formatter(DefaultHelpFormatter):
 
 
 def dump(value: Any) -> str:
-    """A value as one would type it."""
+    """A value as a user would type it."""
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
@@ -162,7 +162,7 @@ def parse(
 
     Args:
         prog: the command, for help and errors.
-        target: what is called with the options.
+        target: the function or class that is called with the options.
         arguments: the command line after the command.
         key_options: the most important options, which come first in the help.
         examples: command lines that stand last in it.
@@ -208,7 +208,7 @@ SWITCHES = ("trust_remote_code", "resume")
 
 
 def preparse(arguments: list[str], *names: str) -> dict[str, Any]:
-    """The values of a few options, before it is known which others there are: they decide that."""
+    """The values of a few options, parsed first, since they decide which other options exist."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         flags = {f"--{name}", f"--{name.replace('_', '-')}"}
@@ -227,7 +227,7 @@ def make_parser(prog: str, target: Callable[..., Any], skip: Iterable[str] = ())
 
     Args:
         prog: the command, for help and errors.
-        target: what is called with the options.
+        target: the function or class that is called with the options.
         skip: parameters that are no options, or are added by the caller.
     """
     parser = Parser(prog=prog, description=description_of(target), formatter_class=Formatter)
@@ -250,7 +250,7 @@ def make_parser(prog: str, target: Callable[..., Any], skip: Iterable[str] = ())
 
 
 def description_of(target: Callable[..., Any]) -> str:
-    """What a command does: its docstring without the parameters."""
+    """The description of a command: its docstring without the parameters."""
     docs = docstring_parser.parse(target.__doc__ or "")
     return "\n\n".join(each for each in (docs.short_description, docs.long_description) if each)
 
@@ -311,8 +311,8 @@ def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: s
 
     Args:
         target: dataclass of the options.
-        name: of the group, and of the option that chooses.
-        chosen: what is chosen.
+        name: name of the group, and of the option that chooses.
+        chosen: the choice.
         text: help of that option.
     """
     choose = parser.add_argument(f"--{name}.name", type=str, default=chosen, help=text, metavar=name.upper())
@@ -330,7 +330,7 @@ def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> Non
     """Let options begin from settings that have a name or were stored, such as a recipe's.
 
     Args:
-        where: what the settings are from, for errors.
+        where: source of the settings, for errors.
     """
     for name, value in settings.items():
         action = next((each for each in parser._actions if each.dest == name), None)

@@ -157,7 +157,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 def verdict(deviation: float) -> Literal["ok", "FAILED"]:
-    """Whether a difference is within the tolerance; NaN is not."""
+    """Check whether a difference is within the tolerance; NaN is not."""
     return "ok" if deviation <= TOLERANCE else "FAILED"
 
 
@@ -297,7 +297,7 @@ def compare_processes(device: torch.device) -> Iterator[Row]:
 
 
 def train_rank(rank: int, kind: str, folder: str) -> None:
-    """What each of two processes does: train on its half of the images, and leave losses and weights in a folder."""
+    """Train, in each of two processes, on half of the images, and write losses and weights to a folder."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""What the files say that mixview writes and reads back: one schema each, and the one way in which they are read.
+"""The files that mixview writes and reads back: one schema each, and one way to read them.
 
     status = read_dict(run / "status.json", Status)
 
@@ -231,7 +231,7 @@ def fit(path: Path, value: Any, kind: type[T]) -> T:
 
 
 def reason_of(error: msgspec.ValidationError) -> str:
-    """What does not fit, and where: `count: expected int, got str`."""
+    """The place and reason of a mismatch: `count: expected int, got str`."""
     what, _, where = str(error).replace("`", "").partition(" - at ")
     place = where.removeprefix("$").removeprefix(".")
     return f"{place}: {what[0].lower()}{what[1:]}" if place else f"{what[0].lower()}{what[1:]}"
@@ -263,7 +263,7 @@ def parse_metrics(content: bytes, kind: Any = Logged) -> tuple[list[tuple[bytes,
 
 
 def fault_of(value: Any) -> str | None:
-    """What makes values too large or too odd to be shown and compared, if anything does."""
+    """The reason why values are too large or too odd to be shown and compared, or None."""
     waiting: list[tuple[Any, int]] = [(value, 0)]
     visited = 0
     while waiting:
@@ -294,7 +294,7 @@ def fault_of(value: Any) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: JSON can spell half a character."""
+    """Return True if a text can be written as UTF-8: JSON can spell half a character."""
     try:
         text.encode()
     except UnicodeEncodeError:

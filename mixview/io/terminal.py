@@ -1,4 +1,4 @@
-"""Text that came from outside, on its way to a terminal or into Markdown: it is shown, and steers nothing.
+"""Text that came from outside, on its way to a terminal or into Markdown, where it must control nothing.
 
 File names, labels, fields of files and messages of errors can hold escape sequences, which move the cursor, rename the
 window or hide what follows. `say` prints, `to_rich_text` is for tables and bars of rich, `inline` for Markdown.
@@ -17,11 +17,11 @@ CONTROL_CHARS = re.compile(
 """Control characters, marks that turn the direction of writing, tags, and halves of characters."""
 
 SYNTAX = re.compile(r"[\\\[\]<|]|^[#>+=~-]|(?<=^\d)[.)]")
-"""What makes links, pictures, HTML, cells of a table and blocks in Markdown."""
+"""Syntax of links, pictures, HTML, cells of a table and blocks in Markdown."""
 
 
 def escape_control_chars(text: object, keep: str = "") -> str:
-    """Text with every character that would steer a terminal spelled out, as \\x1b is.
+    """Text with every character that would control a terminal spelled out, as \\x1b is.
 
     Args:
         text: anything; doing it twice changes nothing.

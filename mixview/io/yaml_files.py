@@ -47,8 +47,8 @@ def parse_yaml(text: str, name: str, *, consent: Literal["raise", "drop"] = "rai
     """The content of YAML text.
 
     Args:
-        name: where the text is from, for errors.
-        consent: what to do if the text gives itself consent.
+        name: source of the text, for errors.
+        consent: reaction to a text that gives itself consent.
     """
     if len(text) > MAX_BYTES:
         raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is not a file of settings: pass one")
@@ -69,13 +69,13 @@ def parse_yaml(text: str, name: str, *, consent: Literal["raise", "drop"] = "rai
 
 
 def count_open(text: str) -> int:
-    """How many brackets are open at once, at most."""
+    """The maximum number of brackets that are open at once."""
     steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
     return max(itertools.accumulate(steps), default=0)
 
 
 def describe(error: Any) -> str:
-    """Where and why YAML could not be parsed."""
+    """The place and reason of a YAML error."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     if "'\\t'" in problem:
         problem = "a tab; indent with spaces"

@@ -77,8 +77,8 @@ class RunDirectory:
 
         Args:
             config: the resolved configuration, of plain values and paths.
-            data: what it trains on; `fingerprint` and `count` are compared on resume.
-            environment: by default what `describe_environment` finds.
+            data: the record of the training data; `fingerprint` and `count` are compared on resume.
+            environment: by default the result of `describe_environment`.
         """
         path = Path(path)
         config, data = to_serializable(config, "config"), to_serializable(data, "data")
@@ -146,7 +146,7 @@ class RunDirectory:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What `set_status` wrote last; empty if that is lost."""
+        """The last status that `set_status` wrote; empty if it is lost."""
         return read_status(self.path)
 
     def set_status(
@@ -169,8 +169,8 @@ class RunDirectory:
         Args:
             config: the settings now.
             data: the data now.
-            may_change: settings, with all below them, that may be others.
-            earlier: what settings were that a run of an earlier version does not record.
+            may_change: settings, with all below them, that may differ.
+            earlier: values of settings that a run of an earlier version does not record.
         """
         if not any(self.checkpoints.glob("step-*.pt")) and (reached := self.reached()):
             raise RunDirectoryError(

@@ -42,7 +42,7 @@ class TrackerIds(TypedDict, total=False):
 
 
 def read_ids(folder: RunDirectory) -> dict[str, str]:
-    """What the run directory has of them; nothing where it has no valid ones."""
+    """The ids in the run directory; empty where it has no valid ones."""
     try:
         ids = read_dict(folder.path / IDS, TrackerIds)
     except (OSError, RecordError):
@@ -80,9 +80,9 @@ class Tracker(ABC):
     """Takes the metrics and the files of one run.
 
     Args:
-        folder: the run's.
-        options: the project, and where the server is.
-        step: where the run goes on; 0 at its start.
+        folder: the run directory.
+        options: the project, and the address of the server.
+        step: the step that the run resumes at; 0 at its start.
     """
 
     name: ClassVar[str]

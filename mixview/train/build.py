@@ -95,13 +95,13 @@ class TrainingData(NamedTuple):
     """The images of a run."""
 
     whole: Source
-    """All images that were given."""
+    """All images of the data."""
     images: ImageDataset
-    """Those to learn from: all but the ones held out."""
+    """Training images: all but the ones held out."""
     knn: KNNImages | None
     """Labeled images for online evaluation, on the first process, where there are any."""
     notes: list[str]
-    """What there is to say about them."""
+    """Notes about them for the user."""
 
 
 def open_data(config: PretrainConfig) -> TrainingData:
@@ -175,7 +175,7 @@ def with_image_cache(config: PretrainConfig, data: TrainingData) -> TrainingData
 
 
 MEASURED_IMAGES = 500
-"""Images that a measured normalization is of, at most."""
+"""Maximum number of images that a normalization is measured on."""
 
 
 def resolve_normalize(config: PretrainConfig, policy: Policy, images: ImageDataset) -> tuple[Normalize, str]:
@@ -183,7 +183,7 @@ def resolve_normalize(config: PretrainConfig, policy: Policy, images: ImageDatas
 
     Args:
         policy: the augmentation, which may have a normalization of its own.
-        images: those to learn from, to measure.
+        images: the training images, to measure.
     """
     choice, own = config.normalize, policy[0].normalize
     if choice is None and own != IMAGENET:
@@ -394,7 +394,7 @@ def data_loading_hints(
 
 
 def is_encoded(source: Source) -> bool:
-    """Whether images are files, which take time to decode, and not pixels."""
+    """Return True if images are files, which take time to decode, and not pixels."""
     try:
         return isinstance(source.read(0), bytes)
     except BadImage:
@@ -468,7 +468,7 @@ def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
 
 
 def supports_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:
-    """Whether an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
+    """Return True if an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
     training = encoder.training
     images = torch.zeros(2, channels, size, size).to(memory_format=torch.channels_last)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Is the representation alive? Figures of the features of two views of the same images, and what they mean in words.
+"""Measures of collapse, from the features of two views of the same images, and a warning in words.
 
 Each is a pure function of features [N, D], computed in float64 on the CPU: a few hundred images every few epochs. Take
 the projections: they collapse first, while batch norm can keep the encoder's features apart for long.
@@ -20,7 +20,7 @@ COLLAPSED_RANK = 0.03
 
 
 class MixtureFit(NamedTuple):
-    """How the features of mixtures lie to those of their parents."""
+    """The features of mixtures relative to those of their parents."""
 
     larger: float
     """Mean cosine to the parent with the larger share."""
@@ -40,7 +40,7 @@ class Diagnostics(NamedTuple):
     mixture: MixtureFit | None = None
 
     def items(self) -> dict[str, float]:
-        """Name and value of each figure, for a log."""
+        """Name and value of each measure, for a log."""
         named = {key: value for key, value in self._asdict().items() if key != "mixture"}
         if self.mixture is not None:
             named |= {f"mixture_{key}": value for key, value in self.mixture._asdict().items()}
@@ -50,13 +50,13 @@ class Diagnostics(NamedTuple):
 def diagnose(
     first: Tensor, second: Tensor, *, mixed: Tensor | None = None, mixture: Mixture | None = None
 ) -> Diagnostics:
-    """All figures at once.
+    """All measures at once.
 
     Args:
         first: [N, D] features, or projections, of one view of N images.
         second: [N, D] of another view of the same images.
         mixed: [N, D] of mixtures of the first view.
-        mixture: that they were mixed by.
+        mixture: the mixture that they were mixed by.
     """
     if first.shape != second.shape:
         raise ValueError(f"both views need features of one shape, got {list(first.shape)} and {list(second.shape)}")
@@ -79,8 +79,8 @@ def feature_std(features: Tensor) -> float:
 def effective_rank(features: Tensor) -> float:
     """`exp(-sum p log p)` with `p` the singular values over their sum (RankMe, Garrido et al., 2023).
 
-    How many directions the features use, 1 to min(N, D); 0 for features that are all zero. As published the features
-    are not centered: a large common mean counts as a direction, and lowers the share of the others.
+    The number of directions that the features use, 1 to min(N, D); 0 for features that are all zero. As published the
+    features are not centered: a large common mean counts as a direction, and lowers the share of the others.
     """
     values = torch.linalg.svdvals(to_float64(features))
     if not float(values.sum()):
@@ -108,7 +108,7 @@ def uniformity(*views: Tensor) -> float:
 
 
 def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
-    """Where the features of mixtures lie: cosines to their two parents, and whether these follow the shares.
+    """The place of mixtures among features: cosines to their two parents, and their correlation with the shares.
 
     Images that are their own partner are no mixtures and left out. Of more than two parents the first two are compared.
 

@@ -64,7 +64,7 @@ MAY_CHANGE = frozenset(
         "workers",
     }
 )
-"""Settings, with all below them, that a resumed run may change: where, how long, and how it is monitored."""
+"""Settings, with all below them, that a resumed run may change: place, length and monitoring."""
 
 
 EARLIER = {"normalize": "imagenet"}
@@ -73,7 +73,7 @@ EARLIER = {"normalize": "imagenet"}
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """How views are mixed.
+    """Mixing of views.
 
     Example:
         >>> MixingConfig(mixer="mixup", alpha=0.5).lam_per
@@ -266,7 +266,7 @@ class PretrainConfig:
     """Stochastic depth of a timm model or small-vit: probability that its last block is skipped, from 0 in the first
     on. Momentum encoders skip none."""
     mixing: MixingConfig = field(default_factory=MixingConfig)
-    """How views are mixed."""
+    """Mixing of views."""
 
     epochs: Epochs = 100
     """Passes over the images."""
@@ -312,7 +312,7 @@ class PretrainConfig:
     every view of it still has to be shrunk, in a third of the time."""
 
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    """How often the run logs, evaluates and saves."""
+    """Logging, online evaluation and checkpoints."""
     max_time: str | Positive | None = None
     """Stop gracefully after this time: 45m, 1h30m, 2d."""
     profile: Count | None = None

@@ -44,7 +44,7 @@ LAST_FILE = "encoder-last.safetensors"
 
 
 class Run(NamedTuple):
-    """What a process trains with; `mixview.train.build.build` makes it."""
+    """The parts that a process trains with; `mixview.train.build.build` makes them."""
 
     config: PretrainConfig
     engine: "Engine"
@@ -53,7 +53,7 @@ class Run(NamedTuple):
     """Writes the encoder into a file of this name in the run directory, with this metadata."""
     notes: list[str]
     workers: int
-    """Processes that read images for this one."""
+    """Number of data loading workers of this process."""
     hints: list[str]
     """Ways to speed up data loading."""
 
@@ -62,9 +62,9 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     """Train to the end, or until there is a reason to stop.
 
     Args:
-        run: what is trained, from the start or from a checkpoint.
+        run: the run, at its start or as a checkpoint left it.
         folder: the run directory, on the first process only: it alone logs, evaluates and saves.
-        notes: further ones to print at the start.
+        notes: further notes to print at the start.
     """
     config, engine, timer = run.config, run.engine, run.engine.timer
     fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.sampler.batches_per_epoch
@@ -157,9 +157,9 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
 
 
 def save_best_and_check_stop(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
-    """After an evaluation: whether to stop, on every process, because the encoder stays worse than it was at first.
+    """Return True, on every process, if the encoder stays worse than the starting weights, so that training stops.
 
-    The best encoder of a run that may stop so is kept in a file of its own.
+    Call it after an evaluation. The best encoder of a run that may stop early is kept in a file of its own.
     """
     if not run.config.stop_if_worse:
         run.engine.fabric.barrier()
@@ -171,7 +171,7 @@ def save_best_and_check_stop(run: Run, folder: RunDirectory | None, about: dict[
 
 
 def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Progress) -> None:
-    """End a run: keep the better encoder if that was asked for, and say what has become of the starting weights."""
+    """End a run: keep the better encoder if requested, and compare with the starting weights."""
     engine, records = run.engine, read_metrics(folder.path)
     kept = run.config.stop_if_worse and starting_weights.is_worse(records) and (folder.path / BEST_FILE).is_file()
     if kept:
@@ -211,7 +211,7 @@ def prepare_run(run: Run, folder: RunDirectory | None, progress: Progress) -> No
 
 
 def is_evaluated(run: Run, step: int) -> bool:
-    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last.
+    """Return True if the encoder is evaluated after this step: every `eval_every` epochs, and after the last.
 
     Weights to start from are evaluated before the first step.
     """
@@ -224,7 +224,7 @@ def is_evaluated(run: Run, step: int) -> bool:
 
 
 def was_evaluated(folder: RunDirectory, step: int) -> bool:
-    """Whether the metrics of a run have an evaluation after this step."""
+    """Return True if the metrics of a run have an evaluation after this step."""
     return any(record["step"] == step and "loss" not in record for record in read_metrics(folder.path))
 
 
@@ -268,7 +268,7 @@ class Engine(ResumableEngine):
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Number of optimizer steps of the whole run."""
         return self.config.epochs * self.sampler.batches_per_epoch
 
     @property
@@ -346,7 +346,7 @@ class Engine(ResumableEngine):
         return self.objective.draw(images, generators, mix_strength=mix_strength)
 
     def backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
-        """Go backward through this share of a loss; `then` is what the time after it counts for."""
+        """Go backward through this share of a loss; the time after it counts for the part `then`."""
         self.timer.start("backward")
         self.fabric.backward(loss * share if share != 1 else loss)
         self.timer.start(then)
@@ -361,7 +361,7 @@ class Engine(ResumableEngine):
         return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
 
     def dry_run_step(self, views: Views) -> None:
-        """Forward and backward of one step, without a trace: to see what it costs."""
+        """Forward and backward of one step, which changes nothing: to measure its cost."""
         with torch.random.fork_rng(devices=[] if self.fabric.device.type == "cpu" else None):
             buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
             self.accumulate_gradient(views)

@@ -50,11 +50,11 @@ def hold_out(
 
     Args:
         source: all images that were given to learn from.
-        data: where they come from, as in the settings.
-        options: of the dataset.
+        data: origin of these images, as in the settings.
+        options: options of the dataset.
         validation: another dataset to evaluate with.
         share: the share of the images that is held out if there is no other part to evaluate with.
-        seed: which ones.
+        seed: seed that chooses them.
         validation_split: the part of `validation`, or of the data, to evaluate with.
     """
     if validation is not None or validation_split is not None:
@@ -123,7 +123,7 @@ def note_trained_on(run: Path, knn: KNNImages) -> list[str]:
 
 
 def has_mixtures(mixture: Mixture) -> bool:
-    """Whether any image has a partner other than itself: none has with SIM, nor by what MixAug says."""
+    """Return True if any image has a partner other than itself, which none has with SIM and MixAug."""
     return not torch.equal(mixture.partner, mixture.own)
 
 
@@ -141,9 +141,9 @@ class Monitor:
     Args:
         fabric: device and precision.
         method: the method whose encoder is evaluated.
-        objective: what it is trained under: says how views are mixed.
-        images: the images that it learns from.
-        policy: how each view is made.
+        objective: the objective of the run, which mixes views.
+        images: the training images.
+        policy: the augmentation of each view.
         knn: labeled images for the k-NN accuracy, where there are any, as `drop_shared_images` returns them.
         seed: seed of the views and mixtures.
         exact_decoding: decode large images whole for the views.
@@ -220,7 +220,7 @@ class Monitor:
         return torch.cat(parts)
 
     def sample_views(self, count: int) -> list[Tensor]:
-        """This many views, on the device, to try a step with."""
+        """A number of views, on the device, to try a step with."""
         index = torch.arange(count) % len(self.views[0])
         return [view[index].to(self.fabric.device) for view in self.views]
 

@@ -8,6 +8,7 @@ from lightly.loss import SwaVLoss
 from torch import Tensor
 
 import mixview
+from benchmarks.step_memory import step_memory
 from mixview import CutMix, Identity, bsim, mixture_generators, sim
 from mixview.data.augment.policies import load_policy
 from mixview.encoders import backbones
@@ -16,7 +17,6 @@ from mixview.methods import SwAV, SwAVConfig, backward
 from mixview.nn import MLP
 from mixview.objective import Term
 from mixview.train.config import MixingConfig, PretrainConfig
-from mixview.train.memory import step_memory
 from tests.methods.test_dino import crops
 from tests.networks import OBJECTIVES, WIDTH, encoder
 from tests.reference import sinkhorn as slow_sinkhorn
