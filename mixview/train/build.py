@@ -157,7 +157,7 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
     assert config.batch_size != "auto"
     if count < config.batch_size:
         few = f"pass --batch_size {count}, or use more images" if count > 1 else "use more images"
-        raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
+        raise SourceError(f"{count} training images do not fill a batch of {config.batch_size}: {few}")
     steps = config.epochs * (count // config.batch_size)
     run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)

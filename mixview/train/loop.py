@@ -256,7 +256,7 @@ class Engine(ResumableEngine):
     sampler: EpochSampler
     loader: Iterable[Batch]
     channels_last: bool = False
-    """Memory format of the views: the one in the configuration, where the encoder supports it."""
+    """Memory format of the views: as configured, where the encoder supports it."""
     cpu_seconds: float = 0.0
     """CPU time of these steps in this process, with the views that it makes itself; without evaluation and saving."""
 

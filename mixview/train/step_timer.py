@@ -69,7 +69,7 @@ class StepTimer:
         """Seconds of each part until now.
 
         Args:
-            wait: for the kernels of now; otherwise CUDA's times are those up to the last event that has happened.
+            wait: wait for all kernels; otherwise CUDA's times are those up to the last event that has happened.
         """
         self.start(self.part)
         if wait and self.on_cuda:

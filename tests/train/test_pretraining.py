@@ -383,7 +383,7 @@ def test_mistakes_name_what_is_allowed(
         ({"data": "absent/folder"}, "there is neither a path nor a source named absent/folder"),
         (
             {"batch_size": 128},
-            "64 images to learn from do not fill a batch of 128: pass --batch_size 64, or use more images",
+            "64 training images do not fill a batch of 128: pass --batch_size 64, or use more images",
         ),
         ({"backbone": "resnet51"}, "the nearest are"),
         ({"augment": "simcrl"}, "simclr"),
