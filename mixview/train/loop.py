@@ -353,7 +353,7 @@ class Engine(ResumableEngine):
 
     def no_sync(self) -> AbstractContextManager[object]:
         """The context in which gradients do not cross processes."""
-        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)  # type: ignore[arg-type]
+        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)
         return context
 
     def to_device(self, view: Tensor) -> Tensor:
