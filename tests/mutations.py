@@ -451,6 +451,12 @@ MUTATIONS: list[Mutation] = [
         ),
     ),
     *of(
+        "mixview/train/waiting.py",
+        "tests/train/test_waiting.py",
+        ('(self.timer.seconds()["data"] - self.waited_before)', 'self.timer.seconds()["data"]'),
+        ("long = self.share >= MUCH", "long = self.share <= MUCH"),
+    ),
+    *of(
         "mixview/runs/finite.py",
         "tests/train/test_faults.py::test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint",
         (
