@@ -24,7 +24,7 @@ from mixview.data.sources.registry import open_dataset
 from mixview.evaluate import evaluate
 from mixview.evaluate.results import format_metric
 from mixview.runs.run_directory import read_metrics
-from mixview.train.gain import compare
+from mixview.train.starting_weights import compare
 
 SETS = ("imagenette", "voc2007")
 ENCODERS = ("starting point", "continued", "from scratch")

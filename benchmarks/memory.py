@@ -18,13 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from step_memory import step_memory
+
 from mixview import recipes
 from mixview.encoders import backbones
 from mixview.encoders.encoder_file import save_encoder
 from mixview.experiments.passes import count_passes
 from mixview.extensions import METHODS
 from mixview.train.config import MixingConfig, PretrainConfig, from_plain
-from mixview.train.memory import step_memory
 
 IMAGENET = 1_281_167
 LIMIT = 1.05

@@ -18,6 +18,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import lightly_trainer
@@ -38,7 +39,7 @@ from mixview.encoders import backbones
 from mixview.methods import RunLength
 from mixview.objective import Objective
 from mixview.runs.run_directory import RunDirectory
-from mixview.train.build import adapt, build_method, build_mixer, build_objective
+from mixview.train.build import build_method, build_mixer, build_objective, prepare_for_devices
 from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
 from mixview.train.loop import Engine, Run, train
 from mixview.train.monitor import Monitor
@@ -103,17 +104,17 @@ def build_engine(case: Setup, settings: PretrainConfig, loader: Iterable[object]
     fabric = Fabric(accelerator="cpu", devices=1)
     backbone = backbones.build(case.backbone, size=SIZE)
     method = build_method(settings.method, backbone, RunLength(ENDLESS, batches.batches_per_epoch, case.batch))
-    adapt(settings, fabric, method, settings.channels_last)
+    prepare_for_devices(settings, fabric, method, settings.channels_last)
     module, optimizer = fabric.setup(method, build_optimizer(method, settings.optimizer, case.batch))
     return Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=settings.optimizer,
+        config=replace(settings, epochs=1),
         objective=build_objective(settings.objective, settings.mixing),
-        batches=batches,
+        sampler=batches,
         loader=loader,  # type: ignore[arg-type]
-        epochs=1,
         channels_last=settings.channels_last,
     )
 

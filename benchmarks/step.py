@@ -21,9 +21,9 @@ from timing import interleaved, row
 from torch import Tensor, nn
 
 from mixview.encoders import backbones
+from mixview.lars import LARS, move_one_by_one, move_together
 from mixview.methods import RunLength, SimCLRConfig
 from mixview.nn import ema_update, momentum_copy
-from mixview.optim import LARS, move_one_by_one, move_together
 from mixview.train.build import build_method
 from mixview.train.config import OptimizerConfig
 from mixview.train.optim import build_optimizer

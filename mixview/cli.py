@@ -1,4 +1,4 @@
-"""The command line: a table of commands. What a command does is in the module that it names.
+"""The command line: a table of commands. The code of a command is in the module that it names.
 
 A command is a function, or a dataclass with a `run` method: its signature is the options and its docstring the help.
 Only the module of the command that is called is imported, so that `mixview --help` answers at once.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from mixview import __version__
 from mixview.extensions import PROTOCOLS, Registry, is_import_path
-from mixview.io.terminal import print_warnings_plainly, printable, say
+from mixview.io.terminal import escape_control_chars, print_warnings_plainly, say
 from mixview.options import did_you_mean
 
 ABOUT = "Train image encoders without labels, from mixed views of your images."
@@ -25,13 +25,13 @@ class Command(NamedTuple):
 
     summary: str
     target: str
-    """What is called, as module:name."""
+    """The function or class that is called, as module:name."""
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`; a test runs them. Protocols have their own."""
-    first: str = ""
-    """The options that stand first in its help. Protocols have their own."""
+    key_options: str = ""
+    """The most important options, which come first in its help. Protocols have their own."""
     parse: str = "mixview.parsing:parse"
-    """What parses its options and calls it."""
+    """The function that parses its options and calls it, as module:name."""
 
 
 class Group(NamedTuple):
@@ -41,10 +41,10 @@ class Group(NamedTuple):
     commands: Mapping[str, Command]
     examples: tuple[str, ...] = ()
     """Command lines that its help ends with, after `mixview`."""
-    otherwise: str | None = None
-    """The command that is meant by a name that is none of them: `mixview study paper-small` runs a study."""
+    default_command: str | None = None
+    """The command that an unknown name is passed to: `mixview study paper-small` runs a study."""
     registry: Registry | None = None
-    """What an import path in place of a command is one of: `mixview evaluate mine.NearestMean`."""
+    """The registry of import paths that can take the place of a command: `mixview evaluate mine.NearestMean`."""
 
 
 EVALUATE = {
@@ -219,7 +219,7 @@ COMMANDS: dict[str, Command | Group] = {
             ),
         },
         ("study list", "study paper-small --data DATA --dry-run"),
-        otherwise="run",
+        default_command="run",
     ),
 }
 
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, MemoryError, ModuleNotFoundError) as error:
         # Ours say what to do in one sentence; where they came from would only hide it.
         if is_out_of_memory(error):
-            leave(f"the memory is full ({first_line(error)}): use a smaller --batch_size, --size or model", 1)
+            exit_with_error(f"out of memory ({first_line(error)}): use a smaller --batch_size, --size or model", 1)
         if isinstance(error, RuntimeError) and not type(error).__module__.startswith("mixview."):
             from mixview.data.loader import explain_lost_worker
 
@@ -245,9 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 raise
         if isinstance(error, ModuleNotFoundError) and "pip install" not in str(error):
             raise
-        leave(str(error), stop_status() or 1)
+        exit_with_error(str(error), stop_status() or 1)
     except KeyboardInterrupt:
-        leave("interrupted", 128 + signal.SIGINT)
+        exit_with_error("interrupted", 128 + signal.SIGINT)
     if status := stop_status():
         sys.exit(status)
 
@@ -266,7 +266,7 @@ def run(arguments: list[str]) -> None:
 
         print_completion(rest, COMMANDS)
         return
-    command = find(name, COMMANDS, "mixview")
+    command = lookup_command(name, COMMANDS, "mixview")
     prog = f"mixview {name}"
     if isinstance(command, Group):
         if not rest or rest[0] in ("-h", "--help"):
@@ -276,37 +276,37 @@ def run(arguments: list[str]) -> None:
         if word in command.commands:
             prog, rest = f"{prog} {word}", rest[1:]
             command = command.commands[word]
-        elif command.otherwise is not None:
-            prog = f"{prog} {command.otherwise}"
-            command = command.commands[command.otherwise]
+        elif command.default_command is not None:
+            prog = f"{prog} {command.default_command}"
+            command = command.commands[command.default_command]
         elif command.registry is not None and is_import_path(word):  # typed, and so consented to
             prog, rest = f"{prog} {word}", rest[1:]
             own = command.registry.load(word)
             command = Command("", f"{own.__module__}:{own.__qualname__}")
         else:
-            command = find(word, command.commands, prog)
+            command = lookup_command(word, command.commands, prog)
     assert isinstance(command, Command)
     from mixview import parsing
 
     parsing.configure()
     target = load(command.target)
-    first = command.first or getattr(target, "first_options", "")
+    key_options = command.key_options or getattr(target, "first_options", "")
     examples = [f"mixview {each}" for each in command.examples]
     examples = examples or [f"{prog} {each}" for each in getattr(target, "examples", ())]
-    load(command.parse)(prog, target, [expand_home(word) for word in rest], first.split(), examples)
+    load(command.parse)(prog, target, [expand_home(word) for word in rest], key_options.split(), examples)
 
 
 def load(target: str) -> Any:
-    """What `module:name` stands for."""
+    """Import `module:name`."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
-def find(name: str, commands: Mapping[str, Any], prog: str) -> Any:
+def lookup_command(name: str, commands: Mapping[str, Any], prog: str) -> Any:
     """The command of a name."""
     if name not in commands:
         hint = did_you_mean(name, commands) or f": see {prog} --help"
-        say(f"{prog}: there is no command {printable(name[:100])}{hint}", file=sys.stderr)
+        say(f"{prog}: there is no command {escape_control_chars(name[:100])}{hint}", file=sys.stderr)
         sys.exit(2)
     return commands[name]
 
@@ -340,9 +340,9 @@ def expand_home(word: str) -> str:
     return f"{option}{equals}{os.path.expanduser(value)}"  # noqa: PTH111, a path that ends in a slash keeps it
 
 
-def leave(message: str, status: int) -> NoReturn:
-    """Say why, and exit."""
-    message = f"mixview: {printable(message, keep=chr(10))}"
+def exit_with_error(message: str, status: int) -> NoReturn:
+    """Print the reason, and exit."""
+    message = f"mixview: {escape_control_chars(message, keep=chr(10))}"
     if status == 1:
         sys.exit(message)
     say(message, file=sys.stderr)
@@ -356,7 +356,7 @@ def stop_status() -> int | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory; torch's for the CPU is a plain RuntimeError."""
+    """Return True if an error says that memory has run out; torch's for the CPU is a plain RuntimeError."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
         and (type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error))
@@ -365,7 +365,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def first_line(error: BaseException) -> str:
     """The beginning of an error's message, without advice for programmers."""
-    return printable(str(error).strip().partition("\n")[0][:200]) or type(error).__name__
+    return escape_control_chars(str(error).strip().partition("\n")[0][:200]) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -63,12 +63,12 @@ def options(module: str, name: str, prefix: str = "--") -> Iterator[str]:
 
 
 def is_field(node: ast.AnnAssign) -> bool:
-    """Whether a line of a dataclass is an option, not a class variable."""
+    """Return True if a line of a dataclass is an option, not a class variable."""
     return "ClassVar" not in ast.dump(node.annotation)
 
 
 def definition(module: str, name: str) -> tuple[str, ast.FunctionDef | ast.ClassDef] | None:
-    """Where a name of a module is defined, in mixview, and its source."""
+    """The module of mixview that defines a name of a module, and its source."""
     tree = parse(module)
     for node in tree.body if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:

@@ -1,4 +1,4 @@
-"""What crosses processes: features gathered with the right gradient, MoCo's batch shuffle, synchronized batch norm.
+"""Communication of processes: features gathered with the right gradient, MoCo's shuffle, synchronized batch norm.
 
 All of it does nothing on one process.
 """
@@ -38,9 +38,9 @@ def rank() -> int:
 def gather(local: Tensor) -> Tensor:
     """Every process's rows, in the order of ranks: [N, …] -> [world N, …].
 
-    The backward sums what all processes ask of a row. With each process's loss the mean over its own anchors, and
-    gradients averaged over processes (as DistributedDataParallel does), the gradient is that of one process on the
-    joined batch.
+    The backward sums the gradients that all processes have for a row. With each process's loss the mean over its own
+    anchors, and gradients averaged over processes (as DistributedDataParallel does), the gradient is that of one
+    process on the joined batch.
     """
     if world_size() == 1:
         return local
@@ -107,7 +107,7 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 class AllReduce(torch.autograd.Function):
-    """The sum over processes. The backward sums what all processes ask of it, as `Gather`'s does."""
+    """The sum over processes. The backward sums the gradients of all processes, as `Gather`'s does."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ SYNCHRONIZED = (nn.SyncBatchNorm, CPUSyncBatchNorm)
 
 
 def apply_children(layer: nn.Module, output: Tensor) -> Tensor:
-    """What a batch norm does after it has normalized."""
+    """Apply the layers that follow the normalization inside a batch norm."""
     for child in layer.children():
         output = child(output)
     return output
@@ -211,7 +211,7 @@ def convert_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether a batch norm stays in evaluation mode (`mixview.encoders.layers.freeze`), where it looks at no batch."""
+    """Return True if a batch norm stays in evaluation mode (`mixview.encoders.layers.freeze`), and ignores batches."""
     return "train" in vars(module)
 
 
@@ -250,7 +250,7 @@ def synchronize_batch_norm(module: nn.Module, device: torch.device) -> list[str]
 
 
 def own_rows(count: int) -> slice:
-    """Where this process's `count` rows are in what `gather` returns."""
+    """The place of this process's `count` rows in the result of `gather`."""
     return slice(rank() * count, (rank() + 1) * count)
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mixview.options import brief, did_you_mean, hint_at
+from mixview.options import did_you_mean, suggestion, truncated_repr
 
 PACKAGE = Path(__file__).parent
 IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
@@ -41,10 +41,10 @@ class Registry:
     """All things of one kind.
 
     Args:
-        kind: what one of them is called.
+        kind: name of such a thing, for messages.
         where: the module or package that holds the built-in ones, as a path below mixview.
         base: the class that each is a subclass of, as module:name.
-        example: an import path of somebody's own, for error messages.
+        example: an import path of a custom one, for error messages.
     """
 
     def __init__(self, kind: str, where: str, base: str, example: str) -> None:
@@ -67,11 +67,11 @@ class Registry:
     def check(self, name: str) -> None:
         """Raise if a name is neither built in nor an import path. Imports nothing."""
         if not isinstance(name, str):  # a file can have anything there
-            raise ValueError(f"expected the name of a {self.kind}, got {brief(name)}")
+            raise ValueError(f"expected the name of a {self.kind}, got {truncated_repr(name)}")
         if name not in self.builtins and not is_import_path(name):
             raise ValueError(
-                f"there is no {self.kind} {brief(name)}{hint_at(name, self.names())}; your own is given by its import "
-                f"path, such as {self.example}"
+                f"there is no {self.kind} {truncated_repr(name)}{suggestion(name, self.names())}; your own is given by "
+                f"its import path, such as {self.example}"
             )
 
     def load(self, name: str) -> Any:
@@ -88,7 +88,7 @@ class Registry:
 
 
 def read_builtins(file: Path) -> list[Builtin]:
-    """The classes in a file that give themselves a short name."""
+    """The classes in a file that have a short name."""
     source = file.read_text(encoding="utf-8")
     if "name: ClassVar[str] =" not in source:
         return []
@@ -109,12 +109,12 @@ def read_builtins(file: Path) -> list[Builtin]:
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name could be `package.module.Name` or `package.module:Name`, and is not a file of settings."""
+    """Return True if a name could be `package.module.Name` or `package.module:Name`, and is not a file of settings."""
     return IMPORT_PATH.fullmatch(name) is not None and not name.endswith((".yaml", ".yml"))
 
 
 def import_object(path: str, kind: str) -> Any:
-    """What an import path names; modules are found in the working directory, too."""
+    """Import the object that a path names; modules are found in the working directory, too."""
     search_here()
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     try:
@@ -127,7 +127,7 @@ def import_object(path: str, kind: str) -> Any:
         ) from None
     for part in attribute.split("."):
         if not hasattr(target, part):
-            hint = did_you_mean(part, dir(target)) or f": give its import path, such as {module_name}.Name"
+            hint = did_you_mean(part, dir(target)) or f": pass its import path, such as {module_name}.Name"
             raise ValueError(f"{module_name} has no {attribute!r} for the {kind} {path!r}{hint}")
         target = getattr(target, part)
     return target
@@ -146,7 +146,7 @@ PROTOCOLS = Registry("evaluation protocol", "evaluate", "mixview.evaluate:Protoc
 
 
 def names_code(key: str, value: str) -> bool:
-    """Whether using this value of a setting would import a module of somebody's own."""
+    """Return True if using this value of a setting would import custom code."""
     if key in ("backbone", "encoder", "teacher"):
         return FACTORY.fullmatch(value) is not None
     registries = {"method": METHODS, "mixer": MIXERS, "protocol": PROTOCOLS}
@@ -159,10 +159,10 @@ def require_consent(settings: object, where: str, trust_remote_code: bool = Fals
     """Raise if settings from a file name code that would be imported, unless the user trusts the file.
 
     Args:
-        settings: as they were read, however deep.
+        settings: the settings as they were read, however deep.
         where: the file, for the error.
-        trust_remote_code: what the user says on the command line, or in Python.
-        typed: what stands on the command line itself, and so is consented to.
+        trust_remote_code: consent of the user, on the command line or in Python.
+        typed: words of the command line itself, which are consented to.
     """
     waiting: list[tuple[str, object]] = [] if trust_remote_code else [("", settings)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What an option may be, declared by its type and checked wherever it comes from: command line, file or Python.
+"""The values that an option may have, declared by its type and checked in the command line, files and Python.
 
     scale: Annotated[float, MoreThan(0), AtMost(1)] = 0.2     # in a dataclass
     mode: Literal["random", "center"] = "random"
@@ -21,13 +21,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 @dataclass(frozen=True)
 class Limit:
-    """What a number may be at least or at most: `AtLeast(0)`."""
+    """A bound of a number: `AtLeast(0)`."""
 
     words: str
     holds: Callable[[float, float], bool]
     limit: float
 
-    def allows(self, value: float) -> bool:
+    def is_valid(self, value: float) -> bool:
         return self.holds(value, self.limit)
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ AtMost = partial(Limit, "at most", operator.le)
 LessThan = partial(Limit, "less than", operator.lt)
 
 MAX_SIDE = 4096
-"""Pixels. A larger image, view or network input is a slip of the finger, and would only fill the memory."""
+"""Pixels. A larger image, view or network input is a typing mistake, and would only fill the memory."""
 
 Count = Annotated[int, AtLeast(1)]
 Width = Annotated[int, AtLeast(1), AtMost(1 << 20)]
@@ -61,8 +61,8 @@ SourceOptions = dict[str, str | bool | int | float | None]
 
 NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 MAX_SHOWN = 200
-ROOM = "not empty"
-"""Marks text that may not be empty: `Annotated[str, ROOM]`."""
+NON_EMPTY = "not empty"
+"""Marks text that may not be empty: `Annotated[str, NON_EMPTY]`."""
 
 
 def check_options(options: Any, group: str = "", prefix: str = "--") -> None:
@@ -77,23 +77,24 @@ def check_options(options: Any, group: str = "", prefix: str = "--") -> None:
     hints = get_type_hints(type(options), include_extras=True)
     for field in fields(options):
         value = getattr(options, field.name)
-        if not allows(hints[field.name], value):
+        if not is_valid(hints[field.name], value):
             name = f"{prefix}{group}.{field.name}" if group else f"{prefix}{field.name}"
             raise ValueError(
-                f"{name} must be {describe(hints[field.name])}, got {brief(value)}{suggest(hints[field.name], value)}"
+                f"{name} must be {describe(hints[field.name])}, got {truncated_repr(value)}"
+                f"{suggest(hints[field.name], value)}"
             )
 
 
-def allows(hint: Any, value: object) -> bool:
-    """Whether a value is of a type."""
+def is_valid(hint: Any, value: object) -> bool:
+    """Return True if a value is of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         base, *limits = arguments
-        if ROOM in limits:
-            return bool(value) and allows(base, value)
-        return allows(base, value) and all(limit.allows(value) for limit in limits if hasattr(limit, "allows"))
+        if NON_EMPTY in limits:
+            return bool(value) and is_valid(base, value)
+        return is_valid(base, value) and all(limit.is_valid(value) for limit in limits if hasattr(limit, "is_valid"))
     if origin in (Union, types.UnionType):
-        return any(allows(each, value) for each in arguments)
+        return any(is_valid(each, value) for each in arguments)
     if origin is Literal:
         return any(value == each and type(value) is type(each) for each in arguments)
     if hint is type(None):
@@ -110,15 +111,15 @@ def allows(hint: Any, value: object) -> bool:
         if not isinstance(value, list | tuple):
             return False
         if origin is tuple and Ellipsis not in arguments:
-            return len(value) == len(arguments) and all(map(allows, arguments, value))
-        return all(allows(arguments[0], each) for each in value)
+            return len(value) == len(arguments) and all(map(is_valid, arguments, value))
+        return all(is_valid(arguments[0], each) for each in value)
     if origin is dict:
-        return isinstance(value, dict) and all(allows(arguments[1], each) for each in value.values())
+        return isinstance(value, dict) and all(is_valid(arguments[1], each) for each in value.values())
     return True
 
 
 def describe(hint: Any) -> str:
-    """What a type allows, in words."""
+    """The values that a type allows, in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         base, *limits = arguments
@@ -137,8 +138,8 @@ def describe(hint: Any) -> str:
     return NAMES.get(hint) or str(getattr(hint, "__name__", hint))
 
 
-def brief(value: object) -> str:
-    """A value in an error message, which it may not fill."""
+def truncated_repr(value: object) -> str:
+    """The repr of a value for an error message, truncated."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**100 else "a number of more than 100 digits"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
@@ -161,12 +162,14 @@ def split_names(text: str | None, choices: Sequence[str], option: str) -> tuple[
     for name in names:
         if name not in choices:
             hint = did_you_mean(name, choices)
-            raise ValueError(f"{option} takes {', '.join(choices)}, separated by commas, not {brief(name)}{hint}")
+            raise ValueError(
+                f"{option} takes {', '.join(choices)}, separated by commas, not {truncated_repr(name)}{hint}"
+            )
     return names
 
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
-"""Where metrics can go besides the run directory (`mixview.runs.trackers`)."""
+"""Trackers that metrics can go to, besides the run directory (`mixview.runs.trackers`)."""
 
 
 def logger_names(text: str, option: str = "loggers") -> tuple[str, ...]:
@@ -185,7 +188,7 @@ def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> 
     return f": did you mean {close[0]}?" if close else ""
 
 
-def hint_at(value: object, choices: Collection[str], *, cutoff: float = 0.6) -> str:
+def suggestion(value: object, choices: Collection[str], *, cutoff: float = 0.6) -> str:
     """The choice that was probably meant, or all of them, as the end of a message."""
     return did_you_mean(str(value), choices, cutoff=cutoff) or f": there are {', '.join(choices) or 'none'}"
 

@@ -1,6 +1,6 @@
 """Parsers of the command line, made from signatures and docstrings by jsonargparse.
 
-What is mixview's own: switches are switches (`--resume`, `--no_sync_bn`), several folders are several arguments, dashes
+Specific to mixview: switches are switches (`--resume`, `--no_sync_bn`), several folders are several arguments, dashes
 and underscores are the same in the names of options, errors name the option, the value and what was probably meant,
 and no value names code.
 """
@@ -21,7 +21,7 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from jsonargparse import ActionYesNo, ArgumentParser, DefaultHelpFormatter, get_loader, set_loader, set_parsing_settings
 
 from mixview.extensions import require_consent
-from mixview.io.terminal import printable, say
+from mixview.io.terminal import escape_control_chars, say
 from mixview.io.yaml_files import SettingsError, check, read_yaml
 from mixview.options import describe, did_you_mean, negated, suggest
 
@@ -32,10 +32,10 @@ HELP_WIDTH = 80
 """Maximum width of help, in columns."""
 
 EXAMPLES = "examples:\n"
-"""How the examples at the end of a command's help begin."""
+"""Heading of the examples at the end of a command's help."""
 
-MANY = 9
-"""From this number of options on, help is in groups."""
+MIN_OPTIONS_FOR_GROUPS = 9
+"""Minimum number of options for help in groups."""
 
 NEGATIVE_NUMBERS = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(,.*)?$", re.ASCII | re.IGNORECASE)
 """Values that begin with a minus: argparse itself takes -1000,400 and -1e-3 for options."""
@@ -49,7 +49,7 @@ GROUPS: dict[str, str] = {
     "devices and speed": """device devices nodes accelerator precision workers augment_device channels_last compile
         profile""",
 }
-"""In which group of the help an option stands, whatever the command; the others are specific to a command."""
+"""Groups of the help, and their options in any command; other options are specific to a command."""
 
 
 class Formatter(DefaultHelpFormatter):
@@ -80,7 +80,7 @@ class Formatter(DefaultHelpFormatter):
 
 
 def dump(value: Any) -> str:
-    """A value as one would type it."""
+    """A value as a user would type it."""
     return json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
 
 
@@ -102,7 +102,7 @@ class Parser(ArgumentParser):
         self._negative_number_matcher = NEGATIVE_NUMBERS
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
-        if len(self._actions) >= MANY:  # all of them in brackets are no help, and longer than a line
+        if len(self._actions) >= MIN_OPTIONS_FOR_GROUPS:  # all of them in brackets are no help, and longer than a line
             positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
             self.usage = " ".join(["%(prog)s", *map(str, positionals), "[--OPTION VALUE ...]"])
         return super().format_help(formatter)
@@ -123,7 +123,7 @@ class Parser(ArgumentParser):
             message = f"--{wrong[1]} must be {describe(hint)}, got {got[1]}{suggest(hint, got[1])}"
         message = " ".join(message.split())
         message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
-        say(f"{self.prog}: {printable(message)}", file=sys.stderr)
+        say(f"{self.prog}: {escape_control_chars(message)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -152,21 +152,25 @@ def load_value(text: str) -> Any:
 
 
 def parse(
-    prog: str, target: Callable[..., Any], arguments: list[str], first: Sequence[str] = (), examples: Sequence[str] = ()
+    prog: str,
+    target: Callable[..., Any],
+    arguments: list[str],
+    key_options: Sequence[str] = (),
+    examples: Sequence[str] = (),
 ) -> None:
     """Parse the options of a function, or of a dataclass with a `run` method, and call it.
 
     Args:
         prog: the command, for help and errors.
-        target: what is called with the options.
+        target: the function or class that is called with the options.
         arguments: the command line after the command.
-        first: the options that stand first in the help.
+        key_options: the most important options, which come first in the help.
         examples: command lines that stand last in it.
     """
     parser = make_parser(prog, target)
-    finish(parser)
-    teach(parser, first, examples)
-    given = peek(arguments, "config", "recipe", "trust_remote_code")
+    add_switches(parser)
+    group_options(parser, key_options, examples)
+    given = preparse(arguments, "config", "recipe", "trust_remote_code")
     read_recipe = getattr(target, "read_recipe", None)
     if read_recipe is not None and given["recipe"] is not None:
         set_defaults(parser, read_recipe(given["recipe"]), f"the recipe {given['recipe']}")
@@ -203,8 +207,8 @@ SWITCHES = ("trust_remote_code", "resume")
 """Switches among the options that are read first."""
 
 
-def peek(arguments: list[str], *names: str) -> dict[str, Any]:
-    """The values of a few options, before it is known which others there are: they decide that."""
+def preparse(arguments: list[str], *names: str) -> dict[str, Any]:
+    """The values of a few options, parsed first, since they decide which other options exist."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         flags = {f"--{name}", f"--{name.replace('_', '-')}"}
@@ -223,7 +227,7 @@ def make_parser(prog: str, target: Callable[..., Any], skip: Iterable[str] = ())
 
     Args:
         prog: the command, for help and errors.
-        target: what is called with the options.
+        target: the function or class that is called with the options.
         skip: parameters that are no options, or are added by the caller.
     """
     parser = Parser(prog=prog, description=description_of(target), formatter_class=Formatter)
@@ -246,7 +250,7 @@ def make_parser(prog: str, target: Callable[..., Any], skip: Iterable[str] = ())
 
 
 def description_of(target: Callable[..., Any]) -> str:
-    """What a command does: its docstring without the parameters."""
+    """The description of a command: its docstring without the parameters."""
     docs = docstring_parser.parse(target.__doc__ or "")
     return "\n\n".join(each for each in (docs.short_description, docs.long_description) if each)
 
@@ -260,7 +264,7 @@ def help_texts(target: Callable[..., Any]) -> dict[str, str]:
     return {each.arg_name: each.description or "" for doc in docs for each in doc.params}
 
 
-def finish(parser: Parser) -> None:
+def add_switches(parser: Parser) -> None:
     """Turn options that are true or false into switches, and accept dashes for underscores."""
     for action in list(parser._actions):
         hint = getattr(action, "_typehint", None)
@@ -281,15 +285,15 @@ def finish(parser: Parser) -> None:
         parser._option_string_actions.setdefault(option.replace("_", "-"), action)
 
 
-def teach(parser: Parser, first: Sequence[str], examples: Sequence[str]) -> None:
+def group_options(parser: Parser, key_options: Sequence[str], examples: Sequence[str]) -> None:
     """Put the most important options of a long help first and the others into groups; end it with examples."""
     if examples:
         parser.epilog = EXAMPLES + "\n".join(f"  {each}" for each in examples)
     (positionals, options), nested = parser._action_groups[:2], parser._action_groups[2:]
     positionals.title = "arguments"
-    if len(options._group_actions) < MANY:
+    if len(options._group_actions) < MIN_OPTIONS_FOR_GROUPS:
         return
-    names = {"most important options": first} | {title: each.split() for title, each in GROUPS.items()}
+    names = {"most important options": key_options} | {title: each.split() for title, each in GROUPS.items()}
     groups = []
     for title, members in names.items():
         actions = {action.dest.removesuffix(".name"): action for action in options._group_actions}
@@ -307,8 +311,8 @@ def add_group(parser: Parser, target: type[Any], name: str, chosen: str, text: s
 
     Args:
         target: dataclass of the options.
-        name: of the group, and of the option that chooses.
-        chosen: what is chosen.
+        name: name of the group, and of the option that chooses.
+        chosen: the choice.
         text: help of that option.
     """
     choose = parser.add_argument(f"--{name}.name", type=str, default=chosen, help=text, metavar=name.upper())
@@ -326,7 +330,7 @@ def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> Non
     """Let options begin from settings that have a name or were stored, such as a recipe's.
 
     Args:
-        where: what the settings are from, for errors.
+        where: source of the settings, for errors.
     """
     for name, value in settings.items():
         action = next((each for each in parser._actions if each.dest == name), None)
@@ -336,6 +340,6 @@ def set_defaults(parser: Parser, settings: Mapping[str, Any], where: str) -> Non
         elif action is None or nested:
             known = sorted({each.dest for each in parser._actions if each.dest != "help"})
             hint = did_you_mean(str(name), known) or f": see {parser.prog} --help"
-            raise ValueError(f"{where} has the setting {printable(str(name))}, which does not exist{hint}")
+            raise ValueError(f"{where} has the setting {escape_control_chars(str(name))}, which does not exist{hint}")
         else:
             parser.set_defaults({name: value})

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "objective": {"mixing"},
     "nn": set(),
     "distributed": {"mixing"},
-    "optim": set(),
+    "lars": set(),
     "methods": {"distributed", "losses", "mixing", "nn", "objective", "options", "rng"},
     # Settings: neither torch nor anything that is run.
     "options": set(),
@@ -33,10 +33,10 @@ ALLOWED: dict[str, set[str]] = {
     "runs": {"io", "lazy", "options"},
     "data": {"extensions", "io", "lazy", "options", "rng"},
     "encoders": {"data", "extensions", "io", "lazy", "losses", "options", "runs"},
-    "evaluate": {"data", "distributed", "encoders", "extensions", "io", "lazy", "optim", "options", "recipes", "rng"}
+    "evaluate": {"data", "distributed", "encoders", "extensions", "io", "lars", "lazy", "options", "recipes", "rng"}
     | {"runs"},
     "train": {"data", "distributed", "encoders", "evaluate", "extensions", "io", "lazy", "methods", "mixing"}
-    | {"nn", "objective", "optim", "options", "recipes", "rng", "runs"},
+    | {"lars", "nn", "objective", "options", "recipes", "rng", "runs"},
     "report": {"data", "encoders", "evaluate", "extensions", "io", "lazy", "losses", "methods", "mixing"}
     | {"objective", "options", "rng", "runs", "train"},
     # A study ends in a page of the report's.
@@ -53,7 +53,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "encoders/export/model_card.py": {"evaluate"},
     "methods/distillation.py": {"encoders"},
 }
-TORCH_ALONE = {"rng", "optim", "mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
+TORCH_ALONE = {"rng", "lars", "mixing", "losses", "objective", "nn", "distributed", "methods", "__init__"}
 # Files that must do with torch and a few named packages more: reading a run needs no Lightning.
 TORCH_AND: dict[str, set[str]] = {
     "train/optim.py": set(),

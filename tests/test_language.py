@@ -1,8 +1,11 @@
-"""How README, documentation, notebook and help are written: short, in plain American English."""
+"""How README, documentation, notebook, help and docstrings are written: short, in plain American English."""
 
+import ast
+import itertools
 import json
 import re
 from argparse import SUPPRESS
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -94,6 +97,39 @@ def test_help_of_options_begins_with_a_noun_or_a_verb() -> None:
                 continue
             assert re.match(r"[A-Z0-9]|\S+ \(|[\w-]+: |lam ", help_text), f"{words} --{action.dest}: {help_text}"
             assert not re.match(r"(?:Of|What|Which|How|Where)\b", help_text), f"{words} --{action.dest}: {help_text}"
+
+
+QUESTION = re.compile(r"(?:what|whether|how|where|which|when|who|whose|why|of|did|is|are)\b", re.IGNORECASE)
+"""The first word of a question or a fragment, which no docstring, attribute or argument begins with."""
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of the docstrings of a module, its classes, functions, attributes and arguments."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for first, second in itertools.pairwise(body if isinstance(body, list) else ()):
+            attribute = isinstance(first, ast.Assign | ast.AnnAssign)
+            if attribute and isinstance(second, ast.Expr) and isinstance(second.value, ast.Constant):
+                yield second.lineno, str(second.value.value)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            line = 1 if isinstance(node, ast.Module) else node.lineno
+            yield line, text
+            arguments = text.partition("\nArgs:\n")[2].partition("\n\n")[0]
+            yield from ((line, each) for each in re.findall(r"^ {4}\*{0,2}\w+: (.*)", arguments, re.MULTILINE))
+
+
+PARTS = sorted(path.stem for path in (ROOT / "mixview").iterdir() if path.is_dir() or path.suffix == ".py")
+
+
+@pytest.mark.parametrize("part", [name for name in PARTS if name != "__pycache__"])
+def test_docstrings_begin_with_a_noun_or_a_verb(part: str) -> None:
+    folder = ROOT / "mixview" / part
+    offenders = []
+    for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
+        for line, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+            if QUESTION.match(text):
+                offenders.append(f"{path.relative_to(ROOT)}:{line}: {text.partition(chr(10))[0]}")
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import mixview
 from mixview.extensions import METHODS
 from mixview.methods import MoCoV2Config
-from mixview.options import AtLeast, LessThan, MoreThan, allows, describe
+from mixview.options import AtLeast, LessThan, MoreThan, describe, is_valid
 from mixview.train.build import build_objective
 from mixview.train.config import MixingConfig, MonitorConfig, PretrainConfig
 from tests.train.running import tiny
@@ -41,8 +41,8 @@ def test_a_slip_in_python_is_named(kind: type, options: dict[str, Any], sentence
 def test_limits_of_one_number_are_not_each_other() -> None:
     """Types that compare as equal are one type to `typing`, which keeps the first."""
     least, more = Annotated[float, AtLeast(0)] | None, Annotated[float, MoreThan(0)] | None
-    assert allows(least, 0)
-    assert not allows(more, 0)
+    assert is_valid(least, 0)
+    assert not is_valid(more, 0)
     assert describe(least) == "a number, at least 0"
     assert describe(more) == "a number, more than 0"
 
@@ -61,8 +61,8 @@ def test_limits_of_one_number_are_not_each_other() -> None:
     ],
 )
 def test_types(hint: Any, good: list[Any], bad: list[Any]) -> None:
-    assert all(allows(hint, value) for value in good)
-    assert not any(allows(hint, value) for value in bad)
+    assert all(is_valid(hint, value) for value in good)
+    assert not any(is_valid(hint, value) for value in bad)
 
 
 def test_unknown_methods_and_objectives_are_named() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from mixview.io.terminal import plain, printable, say
+from mixview.io.terminal import escape_control_chars, say, to_rich_text
 
 
 def list_datasets() -> None:
@@ -20,7 +20,7 @@ def list_datasets() -> None:
     names.add_row("scenes", "drawn by mixview itself, any number of images", "always there")
     for name, (what, places) in NAMES.items():
         place = locate_named(name)
-        names.add_row(name, what, plain(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
+        names.add_row(name, what, to_rich_text(place) if place else f"not found: $MIXVIEW_DATA/{places[0]}")
     kinds = Table("kind", "what", title="By path", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for kind, dataset_format in FORMATS.items():
         kinds.add_row(kind, dataset_format.about)
@@ -29,7 +29,7 @@ def list_datasets() -> None:
     console.print(kinds)
     console.print()
     console.print("Augmentations", style="italic")
-    console.print(plain(", ".join(augmentation.names())))
+    console.print(to_rich_text(", ".join(augmentation.names())))
 
 
 def show(
@@ -121,5 +121,5 @@ def pack(
 
     packed = pack(open_dataset(path, split, kind=kind), out, size, format, quality)
     for name, reason in packed.bad.items():
-        say(f"skipped {printable(name)}: {reason}")
+        say(f"skipped {escape_control_chars(name)}: {reason}")
     say(f"wrote {packed.path}: {packed.images} images, {packed.path.stat().st_size / 1e6:.1f} MB")

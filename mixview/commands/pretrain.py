@@ -5,7 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from mixview.extensions import METHODS, require_consent
-from mixview.parsing import Parser, add_group, finish, make_parser, peek, read_settings, set_defaults, teach
+from mixview.parsing import (
+    Parser,
+    add_group,
+    add_switches,
+    group_options,
+    make_parser,
+    preparse,
+    read_settings,
+    set_defaults,
+)
 from mixview.recipes import merge, method_group, read
 from mixview.train.config import DEFAULT_METHOD, EARLIER, PretrainConfig, from_plain
 
@@ -19,12 +28,12 @@ def parse(
     prog: str,
     target: type[PretrainConfig],
     arguments: list[str],
-    first: Sequence[str] = (),
+    key_options: Sequence[str] = (),
     examples: Sequence[str] = (),
 ) -> None:
     """Parse the options, and train."""
     parser = build_parser(prog, arguments)
-    teach(parser, first, examples)
+    group_options(parser, key_options, examples)
     values = parser.parse_args(arguments).as_dict()
     config = from_plain(
         {name: value for name, value in values.items() if name not in ("recipe", "config", "trust_remote_code")}
@@ -36,7 +45,7 @@ def parse(
 
 def build_parser(prog: str, arguments: list[str]) -> Parser:
     """The parser for these arguments: the method decides the options, a recipe or stored run the defaults."""
-    given = peek(arguments, "recipe", "config", "resume", "out", "method", "trust_remote_code")
+    given = preparse(arguments, "recipe", "config", "resume", "out", "method", "trust_remote_code")
     settings, where = starting_settings(given, arguments)
     if given["method"]:
         merge(settings, {"method": given["method"]})
@@ -46,7 +55,7 @@ def build_parser(prog: str, arguments: list[str]) -> Parser:
     parser.add_argument("--recipe", type=str, help=RECIPE)
     parser.add_argument("--trust_remote_code", type=bool, default=False, help=" ".join(TRUST.split()))
     add_group(parser, METHODS.load(name), "method", name, METHOD.format(", ".join(METHODS.names())))
-    finish(parser)
+    add_switches(parser)
     set_defaults(parser, settings | {"method": method}, where)
     return parser
 
@@ -57,7 +66,7 @@ def starting_settings(given: dict[str, Any], arguments: list[str]) -> tuple[dict
     trust, where = bool(given["trust_remote_code"]), "the command line"
     if given["resume"]:
         if given["out"] is None:
-            raise ValueError("--resume needs the folder of the run: give --out")
+            raise ValueError("--resume needs the folder of the run: pass --out")
         from mixview.runs.run_directory import RunDirectory
 
         where = str(Path(given["out"]) / "config.yaml")

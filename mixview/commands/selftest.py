@@ -31,8 +31,7 @@ from mixview.objective import wbsim
 from mixview.report.figures.cost import Setup, device_name, measure, take_step
 from mixview.train.build import build_method, build_mixer
 from mixview.train.config import MixingConfig, OptimizerConfig, method_config
-from mixview.train.estimate import size as in_words
-from mixview.train.estimate import wait
+from mixview.train.estimate import format_bytes, synchronize
 from mixview.train.optim import build_optimizer
 
 Check = Literal["equality", "throughput", "memory", "sync_bn"]
@@ -92,7 +91,7 @@ def selftest(
     }
     chosen = get_args(Check) if checks is None else tuple(checks)
     if wrong := [each for each in chosen if each not in run]:
-        raise ValueError(f"there is no check {wrong[0]!r}: give some of {', '.join(run)}")
+        raise ValueError(f"there is no check {wrong[0]!r}: pass some of {', '.join(run)}")
     say(f"mixview {mixview.__version__} selftest: {describe(place)}\n")
     say("| check | result | |\n|---|---|---|")
     verdicts = []
@@ -158,7 +157,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 def verdict(deviation: float) -> Literal["ok", "FAILED"]:
-    """Whether a difference is within the tolerance; NaN is not."""
+    """Check whether a difference is within the tolerance; NaN is not."""
     return "ok" if deviation <= TOLERANCE else "FAILED"
 
 
@@ -217,10 +216,10 @@ def compare_lightly(setup: Setup, device: torch.device, rounds: int) -> Iterator
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, rounds):  # two to warm up
         for name, step in steps.items():
-            wait(device)
+            synchronize(device)
             start = time.perf_counter()
             step()
-            wait(device)
+            synchronize(device)
             if turn >= 0:
                 seconds[name].append(time.perf_counter() - start)
     rates = {name: setup.batch_size / statistics.median(each) for name, each in seconds.items()}
@@ -271,7 +270,7 @@ def compare_memory(setup: Setup, device: torch.device, rounds: int) -> Iterator[
     kind = "peak" if device.type == "cuda" else "activations"
     for name, cost in costs.items():
         memory, seconds = cost.memory / base.memory, cost.median / base.median
-        result = f"{kind} {in_words(cost.memory)} ({memory:.2f} ×), {1e3 * cost.median:.1f} ms ({seconds:.2f} ×)"
+        result = f"{kind} {format_bytes(cost.memory)} ({memory:.2f} ×), {1e3 * cost.median:.1f} ms ({seconds:.2f} ×)"
         # The paper's WBSIM takes 1.49 times the memory.
         check = f"{name.upper()} beside SIM, MoCo v2, {setup.backbone}, {setup.batch_size} × {setup.size} px"
         yield Row(check, result, "ok" if memory <= 1.3 else "FAILED")
@@ -298,7 +297,7 @@ def compare_processes(device: torch.device) -> Iterator[Row]:
 
 
 def train_rank(rank: int, kind: str, folder: str) -> None:
-    """What each of two processes does: train on its half of the images, and leave losses and weights in a folder."""
+    """Train, in each of two processes, on half of the images, and write losses and weights to a folder."""
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
         torch.cuda.set_device(device)

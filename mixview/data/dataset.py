@@ -21,7 +21,7 @@ from mixview.data.value_range import (
     parse_value_range,
 )
 from mixview.io.environment import process_rank
-from mixview.io.terminal import printable, say
+from mixview.io.terminal import escape_control_chars, say
 
 MODES: dict[int, Mode] = {1: "L", 3: "RGB"}
 
@@ -119,9 +119,9 @@ def log_once(source: Source, line: str) -> None:
         return
     LOGGED.add((repr(source), line))
     if get_worker_info() is None:
-        say(printable(line), sys.stderr)
+        say(escape_control_chars(line), sys.stderr)
     else:  # where standard error may be a progress bar of the process that it was forked from, locked
-        os.write(2, f"{printable(line)}\n".encode())
+        os.write(2, f"{escape_control_chars(line)}\n".encode())
 
 
 def log_left_out(source: Source) -> None:

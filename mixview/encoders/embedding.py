@@ -37,7 +37,7 @@ from mixview.encoders.transforms import CenterCrop, ResizeToSquare, Transform
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import read_rows, write_rows
 from mixview.io.terminal import say
-from mixview.options import ROOM
+from mixview.options import NON_EMPTY
 from mixview.runs.progress_bar import bar
 
 ROWS = 8192
@@ -103,7 +103,7 @@ class Embedding(ComputeConfig, EncoderConfig):
 class Embed(Embedding):
     """Write the features of images to a file."""
 
-    out: Annotated[str, ROOM] = "features.parquet"
+    out: Annotated[str, NON_EMPTY] = "features.parquet"
     """The file to write: .parquet, or .npy with a .csv of paths next to it."""
     patches: bool = False
     """Write a feature for each patch: a ResNet stage's maps (of avgpool the last ones), or a ViT's patch tokens."""

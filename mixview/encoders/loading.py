@@ -30,7 +30,7 @@ from mixview.encoders.optional import import_optional
 from mixview.encoders.provenance import with_settings
 from mixview.encoders.transforms import IMAGENET
 from mixview.encoders.weights import read_safetensors, read_safetensors_header, read_tensors, weights_file
-from mixview.options import ROOM, Channels, Count, Side, Workers, check_options
+from mixview.options import NON_EMPTY, Channels, Count, Side, Workers, check_options
 
 DEFAULT_SIZE = 224
 """The input size of encoders from elsewhere, in pixels."""
@@ -100,7 +100,7 @@ class EncoderConfig:
     """Input size in pixels; by default the encoder's own, or that of the images if they are small."""
     channels: Channels = 3
     """Image channels, for an encoder that does not say: 3 for color, 1 for grayscale."""
-    value_range: Annotated[str, ROOM] | None = None
+    value_range: Annotated[str, NON_EMPTY] | None = None
     """Black and white of images of more than 8 bits: LO,HI, percentiles such as p1,p99, window, or auto (measured on a
     sample); by default as the encoder was trained."""
     trust_remote_code: bool = False

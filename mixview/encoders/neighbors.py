@@ -31,9 +31,9 @@ from mixview.encoders.features import StageFeatures, extract_for, pick_device, r
 from mixview.encoders.search import Neighbors, SearchMethod, find_nearest
 from mixview.io.atomic import atomic_write
 from mixview.io.csv_files import write_rows
-from mixview.io.terminal import printable, say
+from mixview.io.terminal import escape_control_chars, say
 from mixview.losses import l2_normalize
-from mixview.options import ROOM, Count, split_names
+from mixview.options import NON_EMPTY, Count, split_names
 from mixview.runs.progress_bar import bar
 
 Find = Literal["alike", "duplicates", "outliers"]
@@ -78,9 +78,9 @@ class FindNeighbors(Embedding):
     """Nearest neighbors per image: candidates for duplicates; their mean cosine is the score of an outlier."""
     search: SearchMethod = "auto"
     """Search: exact compares every pair; graph (usearch) is for very many images and may miss a few; auto decides."""
-    out: Annotated[str, ROOM] = "neighbors.png"
+    out: Annotated[str, NON_EMPTY] = "neighbors.png"
     """Contact sheet to write, with the list next to it as .csv."""
-    write_list: Annotated[str, ROOM] | None = None
+    write_list: Annotated[str, NON_EMPTY] | None = None
     """List of the images to keep, a .txt file that --data accepts. It needs --drop, --diverse or both."""
     drop: str | None = None
     """Images to leave out of the list: duplicates (all but the first of each group), outliers (as many as --count), or
@@ -317,7 +317,7 @@ def list_lines(embedded: Embedded, places: Sequence[int]) -> Iterator[str]:
         label = f"\t{labels[1][index]}" if labels is not None and labels[0] == "label" else ""
         if any(character in path for character in "\n\r\t") or path != path.strip():
             raise SourceError(
-                f"the name {printable(path)!r} cannot stand in a list of one path per line: rename the file"
+                f"the name {escape_control_chars(path)!r} cannot stand in a list of one path per line: rename the file"
             )
         yield f"{path}{label}\n"
 
@@ -342,10 +342,10 @@ def as_list(findings: Sequence[Finding], source: Source) -> Iterator[list[object
 def print_findings(findings: Sequence[Finding], source: Source) -> None:
     """Print what is on the sheet."""
     for finding in findings[:ROWS]:
-        say(f"{printable(finding.title)}:")
+        say(f"{escape_control_chars(finding.title)}:")
         for image, score in zip(finding.images, finding.scores, strict=True):
             if image >= 0:
-                say(f"  {score:6.3f}  {printable(source.name(image))}")
+                say(f"  {score:6.3f}  {escape_control_chars(source.name(image))}")
     if len(findings) > ROWS:
         say(f"… and {len(findings) - ROWS} more, in the list")
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, fields, replace
 from mixview.encoders.loading import ComputeConfig, EncoderConfig
 from mixview.evaluate.base import DataConfig, EvalContext, Protocol, protocols, run_each
 from mixview.evaluate.results import Result
-from mixview.evaluate.training import Logging, TrainingConfig
+from mixview.evaluate.training import TrainingConfig
 from mixview.extensions import PROTOCOLS
 from mixview.io.terminal import say
 from mixview.options import Epochs, did_you_mean
 from mixview.runs.launching import launcher, process_rank
+from mixview.runs.logging_config import LoggingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,7 @@ class EvaluateAll(TrainingConfig, DataConfig, ComputeConfig, EncoderConfig):
 
     epochs: Epochs | None = None
     """Passes over the images, for all protocols that train on them; by default as published."""
-    logging: Logging = field(default_factory=Logging)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Intervals of logging and of checkpoints, and what is kept."""
     fast: bool = False
     """Fit linear on features, and leave out the protocols that train on images."""

@@ -33,7 +33,7 @@ from mixview.evaluate.labeled import LabeledSplits, as_tensor, open_splits
 from mixview.evaluate.results import Result
 from mixview.extensions import PROTOCOLS
 from mixview.io.terminal import say
-from mixview.options import ROOM, Count, Seed
+from mixview.options import NON_EMPTY, Count, Seed
 from mixview.runs.launching import process_rank
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -143,14 +143,14 @@ class DataConfig:
     """Split to evaluate on; by default test, or else val, or else a fifth of the images, which is held out."""
     test_data: str | None = None
     """Test images, if they are not part of --data."""
-    labels: Annotated[str, ROOM] | None = None
+    labels: Annotated[str, NON_EMPTY] | None = None
     """CSV file with the columns path and label, for images without labels of their own (test_data has its own)."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
 
     seed: Seed = 0
     """Random seed. Results of several seeds are kept side by side, and averaged."""
-    out: Annotated[str, ROOM] | None = None
+    out: Annotated[str, NON_EMPTY] | None = None
     """Folder for the results; by default the run's, and none for an encoder without a run."""
 
 

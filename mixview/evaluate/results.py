@@ -26,7 +26,7 @@ from mixview.encoders.provenance import read_settings, with_settings
 from mixview.evaluate import paper
 from mixview.io.atomic import real_folder, write_bytes
 from mixview.io.records import RecordError, Whole, read_versioned
-from mixview.io.terminal import plain, say
+from mixview.io.terminal import say, to_rich_text
 
 FOLDER = "evaluations"
 FORMAT = 2
@@ -233,16 +233,16 @@ def show(results: Iterable[Result], console: Console | None = None) -> None:
             line.append(str(row.runs))
         if any(cells):
             line.append(f"{cell.printed} [{cell.label}]" if cell else "")
-        table.add_row(*map(plain, line))
+        table.add_row(*map(to_rich_text, line))
     console.print(table)
     for source in dict.fromkeys(f"[{cell.label}] Paper: {cell.where}" for cell in cells if cell):
-        console.print(plain(source), soft_wrap=True)
+        console.print(to_rich_text(source), soft_wrap=True)
     for text in dict.fromkeys(f"{result.protocol}: {result.description} On {result.data}." for result in results):
-        console.print(plain(text), soft_wrap=True)
+        console.print(to_rich_text(text), soft_wrap=True)
     for note in dict.fromkeys(note for result in results for note in result.notes):
-        console.print(plain(note), soft_wrap=True)
+        console.print(to_rich_text(note), soft_wrap=True)
     for warning in dict.fromkeys(warning for result in results for warning in result.warnings):
-        console.print(plain(f"warning: {warning}", "yellow"), soft_wrap=True)
+        console.print(to_rich_text(f"warning: {warning}", "yellow"), soft_wrap=True)
 
 
 def show_runs(folders: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 import torch
 
-from mixview.optim import LARS, step_decay
+from mixview.lars import LARS, step_decay
 from mixview.options import Count, check_options
 
 

@@ -28,7 +28,7 @@ from mixview.evaluate.training_loop import SupervisedEngine, run_supervised
 from mixview.io.atomic import raise_if_link
 from mixview.io.records import Accuracies, read_json
 from mixview.io.run_folders import is_run
-from mixview.options import Count, Epochs, NonNegative, Positive, check_options, logger_names
+from mixview.options import Count, Epochs, Positive
 from mixview.runs.devices import (
     Precision,
     describe_precision,
@@ -41,33 +41,11 @@ from mixview.runs.devices import (
 )
 from mixview.runs.graceful_stop import seconds_of
 from mixview.runs.launching import explain_lost_peer, is_restarted, launcher, process_rank
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume, write_json
 
 if TYPE_CHECKING:
     from mixview.runs.fabric import Fabric
-
-
-@dataclass(frozen=True)
-class Logging:
-    """Intervals of logging and of checkpoints, and what is kept."""
-
-    log_every: Count = 20
-    """Optimizer steps between two lines of metrics."""
-    checkpoint_every: NonNegative = 0
-    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: Count = 2
-    """Number of checkpoints to keep."""
-    loggers: str = "none"
-    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
-    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: str = "mixview"
-    """Project of Weights & Biases, and experiment of MLflow."""
-    tracking_uri: str | None = None
-    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
-
-    def __post_init__(self) -> None:
-        check_options(self, "logging")
-        logger_names(self.loggers, "--logging.loggers")
 
 
 class TrainingRun(NamedTuple):
@@ -83,7 +61,7 @@ class TrainingRun(NamedTuple):
     """Data-loading processes per training process; by default its share of the cores, minus one."""
     accumulate_grad_batches: int = 1
     """Micro-batches per step and device."""
-    logging: Logging = Logging()
+    logging: LoggingConfig = LoggingConfig()
     deadline: float | None = None
     """The time to stop, by the monotonic clock."""
     resume: bool = False
@@ -140,7 +118,7 @@ class ClassifierConfig(TrainingConfig):
     """Passes over the images; by default as published. The learning-rate steps scale with them."""
     lr: Positive | None = None
     """Learning rate; by default as published."""
-    logging: Logging = field(default_factory=Logging)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
     """Intervals of logging and of checkpoints, and what is kept."""
 
     def adapt(self, published: Schedule, images: int) -> Schedule:

@@ -4,53 +4,30 @@ A subclass of `SupervisedEngine` says what the loss of a batch is and how the le
 and precision are Lightning Fabric's.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixview.data.loader import EpochSampler
 from mixview.rng import seed_from
-from mixview.runs.checkpoints import CheckpointError, Checkpoints
-from mixview.runs.devices import grad_scaler
-from mixview.runs.finite import check_finite
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.engine import ResumableEngine
 from mixview.runs.graceful_stop import GracefulStop
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory
-from mixview.runs.trackers import LoggerOptions
-
-if TYPE_CHECKING:
-    from mixview.runs.fabric import Fabric
-
-
-class LoggingOptions(LoggerOptions, Protocol):
-    """Intervals of logging and of checkpoints, and the trackers."""
-
-    @property
-    def log_every(self) -> int: ...
-
-    @property
-    def checkpoint_every(self) -> int: ...
-
-    @property
-    def keep(self) -> int: ...
 
 
 @dataclass
-class SupervisedEngine(ABC):
-    """Everything a step needs. Nothing in it is random but by (seed, step, rank), so a step can be repeated."""
+class SupervisedEngine(ResumableEngine):
+    """The parts of a step. Nothing in it is random but by (seed, step, rank), so a step can be repeated."""
 
-    fabric: "Fabric"
-    module: Any
-    """The network, set up by Fabric."""
-    network: nn.Module
-    """The trained module as it was before Fabric set it up: its state goes into the checkpoints."""
-    optimizer: torch.optim.Optimizer
     batches: EpochSampler
     loader: Iterable[Any]
     steps: int
@@ -58,11 +35,6 @@ class SupervisedEngine(ABC):
     seed: int = 0
     accumulate_grad_batches: int = 1
     """Micro-batches per step and device."""
-    step: int = 0
-    """Optimizer steps that are done."""
-
-    def __post_init__(self) -> None:
-        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
 
     @abstractmethod
     def set_learning_rate(self) -> float:
@@ -112,47 +84,11 @@ class SupervisedEngine(ABC):
         self.optimizer.zero_grad()
         return total
 
-    def check_finite(self, *, weights: bool = False) -> None:
-        """Raise, on every process, when any loss so far (or a weight) was not finite on any of them."""
-        parameters = list(self.network.parameters()) if weights else []
-        check_finite(self.fabric, self.finite, parameters, f"step {self.step}")
-
-    @torch.no_grad()
-    def mean_of_all(self, losses: dict[str, Tensor]) -> dict[str, float]:
-        """The means over processes."""
-        means: Any = self.fabric.all_reduce(torch.stack(list(losses.values())), reduce_op="mean")
-        return dict(zip(losses, means.tolist(), strict=True))
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a run needs to resume as if nothing had happened."""
-        scaler = grad_scaler(self.fabric)
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        try:
-            self.network.load_state_dict(state["network"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this {type(self.network).__name__}: it is of another encoder or other "
-                "settings; put back the run's own, or start a new one with another --out"
-            ) from error
-        scaler = grad_scaler(self.fabric)
-        if scaler is not None and state["scaler"] is not None:
-            scaler.load_state_dict(state["scaler"])
-        self.step = int(state["step"])
-
 
 def run_supervised(
     engine: SupervisedEngine,
     folder: RunDirectory | None,
-    logging: LoggingOptions,
+    logging: LoggingConfig,
     *,
     out: Path,
     seconds: float | None,

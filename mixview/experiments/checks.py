@@ -7,8 +7,8 @@ from mixview.experiments import evaluations
 from mixview.experiments.definitions import AXES
 from mixview.experiments.plan import check_plan, check_references
 from mixview.extensions import PROTOCOLS, is_import_path
-from mixview.io.terminal import printable
-from mixview.options import brief, hint_at
+from mixview.io.terminal import escape_control_chars
+from mixview.options import suggestion, truncated_repr
 
 COLUMN = ("protocol", "metric")
 MAX_LABEL = 100
@@ -31,7 +31,7 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
                     f"{name}: YAML reads a name among the {axis} as {value}: put it in quotes, as it was written"
                 )
             check_label(name, value)
-            where = f"{brief(value)} among the {axis}"
+            where = f"{truncated_repr(value)} among the {axis}"
             require(name, where, {} if content is None else content, dict, "settings, such as {epochs: 10}")
             if axis != "data" and content and "evaluate" in content:
                 check_columns(f"{name}, {where}", content["evaluate"])
@@ -55,7 +55,7 @@ def check(name: str, definition: Mapping[str, Any]) -> None:
     check_baseline(name, definition)
     if definition.get("match_compute", False) not in (True, False, "epochs"):
         raise ValueError(
-            f"{name}: match_compute should be true, false or epochs, got {brief(definition['match_compute'])}"
+            f"{name}: match_compute should be true, false or epochs, got {truncated_repr(definition['match_compute'])}"
         )
     check_references(name, definition)
     check_plan(name, definition)
@@ -66,7 +66,7 @@ def check_reference(name: str, axis: str, value: Mapping[str, Any]) -> None:
     if axis not in ("variants", "objectives") or not isinstance(value.get("best_of"), str):
         raise ValueError(
             f"{name}: variants and objectives of a grid can be chosen by an earlier study, as {{best_of: tune}}; "
-            f"got {brief(value)} among the {axis}"
+            f"got {truncated_repr(value)} among the {axis}"
         )
     if unknown := sorted(set(value) - {"best_of", "data", "method", "columns"}):
         raise ValueError(f"{name}: best_of has no {unknown[0]!r}: there are data, method and columns")
@@ -74,9 +74,9 @@ def check_reference(name: str, axis: str, value: Mapping[str, Any]) -> None:
 
 def check_label(name: str, label: object) -> None:
     """A label is one line of text, or a number."""
-    if str(label) != printable(label) or len(str(label)) > MAX_LABEL:
+    if str(label) != escape_control_chars(label) or len(str(label)) > MAX_LABEL:
         raise ValueError(
-            f"{name}: the label {printable(label)[:MAX_LABEL]} has control characters, or more than "
+            f"{name}: the label {escape_control_chars(label)[:MAX_LABEL]} has control characters, or more than "
             f"{MAX_LABEL} characters: use a short name of one line"
         )
 
@@ -84,7 +84,7 @@ def check_label(name: str, label: object) -> None:
 def require(name: str, what: str, value: object, kind: type, form: str) -> None:
     """Raise unless a part of the study is of this kind."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name}: {what} should be {form}, got {brief(value)}")
+        raise ValueError(f"{name}: {what} should be {form}, got {truncated_repr(value)}")
 
 
 def check_seeds(name: str, seeds: object) -> None:
@@ -93,7 +93,7 @@ def check_seeds(name: str, seeds: object) -> None:
     require(name, "seeds", seeds, list, form)
     assert isinstance(seeds, list)
     if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds):
-        raise ValueError(f"{name}: seeds should be {form}, got {brief(seeds)}")
+        raise ValueError(f"{name}: seeds should be {form}, got {truncated_repr(seeds)}")
 
 
 def check_baseline(name: str, definition: Mapping[str, Any]) -> None:
@@ -104,11 +104,12 @@ def check_baseline(name: str, definition: Mapping[str, Any]) -> None:
         return
     if str(baseline) not in objectives:
         raise ValueError(
-            f"{name}: the baseline {brief(baseline)} is none of the objectives{hint_at(baseline, list(objectives))}"
+            f"{name}: the baseline {truncated_repr(baseline)} is none of the objectives"
+            f"{suggestion(baseline, list(objectives))}"
         )
     if (objectives[str(baseline)] or {}).get("encoder") is not None:
         raise ValueError(
-            f"{name}: the baseline {brief(baseline)} is not trained: others have no steps to share with it"
+            f"{name}: the baseline {truncated_repr(baseline)} is not trained: others have no steps to share with it"
         )
 
 
@@ -118,13 +119,15 @@ def check_columns(name: str, columns: object) -> None:
     assert isinstance(columns, dict)
     for column, evaluation in columns.items():
         if not isinstance(evaluation, dict) or not all(isinstance(evaluation.get(each), str) for each in COLUMN):
-            raise ValueError(f"{name}: {column} needs a protocol and a metric, got {brief(evaluation)}")
+            raise ValueError(f"{name}: {column} needs a protocol and a metric, got {truncated_repr(evaluation)}")
         protocol, builtins = evaluation["protocol"], PROTOCOLS.names()
         if protocol not in builtins and not is_import_path(protocol):
-            raise ValueError(f"{name}: {column} has no protocol {brief(protocol)}{hint_at(protocol, builtins)}")
+            raise ValueError(
+                f"{name}: {column} has no protocol {truncated_repr(protocol)}{suggestion(protocol, builtins)}"
+            )
         options = evaluations.options(protocol)
         for option in evaluation:
             if option not in COLUMN and option not in options:
                 raise ValueError(
-                    f"{name}: {column}: {protocol} has no option {brief(option)}{hint_at(option, options)}"
+                    f"{name}: {column}: {protocol} has no option {truncated_repr(option)}{suggestion(option, options)}"
                 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from mixview.experiments import definitions
-from mixview.io.terminal import inline, plain, printable, say
+from mixview.io.terminal import escape_control_chars, inline, say, to_rich_text
 
 if TYPE_CHECKING:
     from mixview.experiments.results import Records, RunResult
@@ -133,7 +133,9 @@ def list_runs(study: "Study", out: Path, place: Path | None = None) -> None:
     for run in study.runs:
         cost = "done" if run.name in done else duration(estimate.seconds([run]))
         epochs = str(run.epochs) if run.encoder is None else run.encoder
-        table.add_row(run.name, plain(epochs), f"{run.passes.with_gradient:.3g} / {run.passes.without:.3g}", cost)
+        table.add_row(
+            run.name, to_rich_text(epochs), f"{run.passes.with_gradient:.3g} / {run.passes.without:.3g}", cost
+        )
     Console(highlight=False, width=None if sys.stdout.isatty() else 160).print(table)
     todo = [run for run in study.runs if run.name not in done]
     say(f"{len(study.runs)} runs, {len(done)} done; about {duration(estimate.seconds(todo))} of CPU time left")
@@ -162,7 +164,7 @@ def show(folder: Path, trust_remote_code: bool = False) -> None:
     console = Console()
     text = written.read_text(encoding="utf-8")
     if console.is_terminal:
-        console.print(Markdown(printable(text, keep="\n")))
+        console.print(Markdown(escape_control_chars(text, keep="\n")))
     else:
         say(text)
     say(f"wrote {written} and {page}")
@@ -205,7 +207,7 @@ def list_studies() -> None:
     table = Table("study", "what", "runs", "cost", box=None, padding=(0, 2, 0, 0))
     for name in definitions.names():
         about = definitions.read_definition(name).get("about", {})
-        table.add_row(name, *(plain(about.get(key, "")) for key in ("what", "runs", "cost")))
+        table.add_row(name, *(to_rich_text(about.get(key, "")) for key in ("what", "runs", "cost")))
     Console(highlight=False).print(table)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from mixview.io.yaml_files import read_yaml
-from mixview.options import brief, hint_at
+from mixview.options import suggestion, truncated_repr
 from mixview.recipes import merge
 
 FOLDER = resources.files("mixview") / "studies"
@@ -33,14 +33,14 @@ def read_definition(name: str, below: tuple[str, ...] = ()) -> dict[str, Any]:
     else:
         file = FOLDER / f"{name}.yaml"
         if not file.is_file():
-            raise ValueError(f"there is no study {name}{hint_at(name, names())}")
+            raise ValueError(f"there is no study {name}{suggestion(name, names())}")
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
         raise ValueError(f"the study {name} is empty: it should have lines such as `settings: {{backbone: small}}`")
     base = content.pop("base", None)
     for key in content:
         if key not in KEYS:
-            raise ValueError(f"a study has no {brief(key)}: there are {', '.join(KEYS)} and base (in {name})")
+            raise ValueError(f"a study has no {truncated_repr(key)}: there are {', '.join(KEYS)} and base (in {name})")
     if base is None:
         return content
     definition = read_definition(str(base), (*below, name))

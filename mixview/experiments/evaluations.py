@@ -24,10 +24,10 @@ def options(protocol: str) -> list[str]:
 
 def defaults(protocol: str) -> dict[str, Any]:
     """The plain values among the defaults of the options."""
-    from mixview.runs.run_directory import plain
+    from mixview.runs.run_directory import to_serializable
 
     return {
-        each.name: plain(each.default, each.name)
+        each.name: to_serializable(each.default, each.name)
         for each in dataclasses.fields(PROTOCOLS.load(protocol))
         if each.default is not dataclasses.MISSING and not dataclasses.is_dataclass(each.default)
     }

@@ -30,7 +30,7 @@ import msgspec
 
 from mixview.experiments.definitions import AXES, names, read_definition
 from mixview.experiments.file_names import digest
-from mixview.options import brief
+from mixview.options import truncated_repr
 
 if TYPE_CHECKING:
     from mixview.experiments.results import RunResult
@@ -95,7 +95,7 @@ def check_plan(name: str, definition: Mapping[str, Any]) -> None:
     known = [each.name for each in fields(Plan)]
     for key in content:
         if key not in known:
-            raise ValueError(f"{name}: a plan has no {brief(key)}: there are {', '.join(known)}")
+            raise ValueError(f"{name}: a plan has no {truncated_repr(key)}: there are {', '.join(known)}")
     try:
         plan = msgspec.convert(content, Plan)
     except msgspec.ValidationError as error:
@@ -105,12 +105,14 @@ def check_plan(name: str, definition: Mapping[str, Any]) -> None:
     except ValueError:
         zone = None
     if zone is None:
-        raise ValueError(f"{name}: the date of the plan should be a time with its zone, got {brief(plan.date)}")
+        raise ValueError(
+            f"{name}: the date of the plan should be a time with its zone, got {truncated_repr(plan.date)}"
+        )
     if not 0 < plan.level < 1:
         raise ValueError(f"{name}: level of the plan should be between 0 and 1, got {plan.level}")
     for column in plan.columns:
         if column not in definition.get("evaluate", {}):
-            raise ValueError(f"{name}: the plan has a column {brief(column)} that the study does not evaluate")
+            raise ValueError(f"{name}: the plan has a column {truncated_repr(column)} that the study does not evaluate")
     if plan.confirmatory and (not plan.columns or definition.get("baseline") is None):
         raise ValueError(f"{name}: a confirmatory plan needs columns, and the study a baseline")
 

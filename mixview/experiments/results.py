@@ -9,7 +9,6 @@ setting that was renamed is translated (`mixview.experiments.renames`).
 import errno
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from mixview.io.atomic import open_regular, sync
 from mixview.io.records import (
     MAX_METRICS,
     Amount,
-    Count,
+    NonNegativeInt,
     Number,
     RecordError,
     Whole,
@@ -34,7 +33,7 @@ from mixview.io.records import (
     parse,
     read_bytes,
 )
-from mixview.runs.run_directory import lock_exclusively
+from mixview.runs.run_directory import wait_for_lock
 
 FILE = "results.jsonl"
 MAX_RUNS = 100_000
@@ -62,8 +61,8 @@ class RunResult:
     """The images that it was evaluated with: data, train, test …"""
     evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By column: every setting of the protocol."""
-    steps: Count = 0
-    images_seen: Count = 0
+    steps: NonNegativeInt = 0
+    images_seen: NonNegativeInt = 0
     """Images over all steps, each as often as it was seen."""
     passes: tuple[Amount, Amount] = (0, 0)
     """Encoder passes per step (grad, no grad)."""
@@ -71,7 +70,7 @@ class RunResult:
     """CPU time of the training steps."""
     evaluation_seconds: Amount = 0.0
     """CPU time of all evaluations."""
-    curve: list[tuple[Count, Number]] = field(default_factory=list)
+    curve: list[tuple[NonNegativeInt, Number]] = field(default_factory=list)
     """(step, k-NN accuracy in percent) during training."""
     collapse_metrics: dict[str, Number] = field(default_factory=dict)
     """Standard deviation, effective rank … at the last online evaluation."""
@@ -125,12 +124,7 @@ def append(result: RunResult, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(replace(result, version=FORMAT)), ensure_ascii=False).encode() + b"\n"
     with open_regular(path, "a") as file:
-        while True:
-            try:
-                lock_exclusively(file)
-                break
-            except BlockingIOError:
-                time.sleep(0.05)
+        wait_for_lock(file, seconds=0.05)
         if os.fstat(file.fileno()).st_size:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

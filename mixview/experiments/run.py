@@ -22,7 +22,13 @@ from mixview.extensions import require_consent
 from mixview.io.records import flatten
 from mixview.io.run_folders import is_run
 from mixview.runs.launching import exit_when_orphaned
-from mixview.runs.run_directory import RunDirectory, describe_environment, lock_exclusively, plain, read_metrics
+from mixview.runs.run_directory import (
+    RunDirectory,
+    describe_environment,
+    read_metrics,
+    to_serializable,
+    wait_for_lock,
+)
 from mixview.train import pretraining
 
 INTERRUPTED = 75
@@ -76,12 +82,7 @@ def train_encoders(run: StudyRun, place: Path) -> StudyRun | None:
         folder = place / f"encoder-{key}"
         place.mkdir(parents=True, exist_ok=True)
         with (place / f"encoder-{key}.lock").open("a+b") as file:
-            while True:
-                try:
-                    lock_exclusively(file)
-                    break
-                except BlockingIOError:
-                    time.sleep(1)
+            wait_for_lock(file, seconds=1)
             first = dataclasses.replace(run, settings=settings, encoders={})
             if not pretrain(first, folder):
                 return None
@@ -141,7 +142,7 @@ def evaluate(run: StudyRun, folder: Path, *, trust_remote_code: bool = False, be
             )
         metrics[column] = round(result.metrics[metric], 4)
         descriptions[column] = f"{metric}; {result.description} On {result.data}."
-        evaluated[column] = plain(result.settings, column)
+        evaluated[column] = to_serializable(result.settings, column)
         warnings |= dict.fromkeys(result.warnings)
     seconds = time.process_time() - start
     environment = describe_environment()

@@ -29,7 +29,7 @@ from mixview.experiments.leases import Leases
 from mixview.experiments.run import INTERRUPTED, PARENT, TRUST
 from mixview.experiments.spec import Study
 from mixview.experiments.study_run import StudyRun, to_json
-from mixview.io.terminal import plain
+from mixview.io.terminal import to_rich_text
 from mixview.runs.progress import duration
 from mixview.runs.run_directory import lock_exclusively, read_status
 
@@ -269,7 +269,7 @@ class Runner:
             self.finish(job, estimate)
 
     def say(self, text: str) -> None:
-        self.console.print(plain(text), soft_wrap=True)
+        self.console.print(to_rich_text(text), soft_wrap=True)
 
     @contextlib.contextmanager
     def bar(self, seconds: float) -> Iterator[Callable[[int, int, float, float], None]]:

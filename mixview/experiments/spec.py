@@ -48,7 +48,7 @@ from mixview.experiments.plan import Plan, plan_hash, sister_plans
 from mixview.experiments.results import MAX_RUNS, Records
 from mixview.experiments.study_run import ENCODER_PREFIX, UNTRAINED, StudyRun
 from mixview.extensions import require_consent
-from mixview.options import brief, hint_at
+from mixview.options import suggestion, truncated_repr
 from mixview.recipes import merge
 from mixview.train.config import from_plain
 
@@ -200,7 +200,9 @@ def combinations(
         values = [value if isinstance(value, dict) else str(value) for value in given]
         for value in values:
             if isinstance(value, str) and value and value not in known:
-                raise ValueError(f"the study {name} has no {brief(value)} among its {axis}{hint_at(value, known)}")
+                raise ValueError(
+                    f"the study {name} has no {truncated_repr(value)} among its {axis}{suggestion(value, known)}"
+                )
         listed.append(values)
     if math.prod(map(len, listed)) > MAX_RUNS:
         raise ValueError(f"the study {name} has more than {MAX_RUNS:,} runs: use fewer values in its grids")
@@ -280,7 +282,8 @@ def resolve_encoders(
             label = value.removeprefix(ENCODER_PREFIX)
             if label not in encoders:
                 raise ValueError(
-                    f"the study {study} has no {brief(label)} among its encoders{hint_at(label, [*encoders])}"
+                    f"the study {study} has no {truncated_repr(label)} among its encoders"
+                    f"{suggestion(label, [*encoders])}"
                 )
             key = digest(encoders[label])  # as given: a new option, or another default, makes no other encoder
             settings[name] = ENCODER_PREFIX + key

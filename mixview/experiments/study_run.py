@@ -10,7 +10,7 @@ from typing import Any
 from mixview.experiments.file_names import digest, slug
 from mixview.experiments.passes import Passes
 from mixview.io.records import flatten
-from mixview.runs.run_directory import plain
+from mixview.runs.run_directory import to_serializable
 from mixview.train.config import PretrainConfig, from_plain, to_plain
 
 ENCODER_PREFIX = "@"
@@ -96,7 +96,7 @@ class StudyRun:
 
 def flat_settings(config: PretrainConfig) -> dict[str, Any]:
     """The settings of a pretraining that decide its result, under dotted names."""
-    settings: dict[str, Any] = plain(to_plain(config), "settings")
+    settings: dict[str, Any] = to_serializable(to_plain(config), "settings")
     if config.accelerator == "cpu" and config.precision == "auto":
         settings["precision"] = "32-true"  # what auto is there, and what results say
     return flatten({name: value for name, value in settings.items() if name not in RUNTIME_SETTINGS}, empty=True)

@@ -9,7 +9,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def remedy(error: BaseException) -> str:
-    """What a user can do about a file that could not be written."""
+    """The remedy for a file that could not be written."""
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", None)):
         return "free some space on that disk, or raise its quota"

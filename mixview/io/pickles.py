@@ -55,12 +55,12 @@ class PickledType:
 
 
 def start_array(subtype: object, shape: object, typecode: object) -> PickledArray:
-    """What `numpy.core.multiarray._reconstruct` is to a pickle: an array, before its state is set."""
+    """Stand in for `numpy.core.multiarray._reconstruct`: an array, before its state is set."""
     return PickledArray()
 
 
 def start_type(code: object, *flags: object) -> PickledType:
-    """What `numpy.dtype` is to a pickle; of numbers only."""
+    """Stand in for `numpy.dtype`; of numbers only."""
     text = code.decode() if isinstance(code, bytes) else code
     if not isinstance(text, str) or not re.fullmatch(r"[fiu][1248]", text):
         raise UntrustedPickle(f"holds an array of {code!r}")
@@ -73,7 +73,7 @@ def no_call(*_: object) -> NoReturn:
 
 
 def encode_text(text: object, encoding: object) -> bytes:
-    """What `_codecs.encode` is to pickles of protocol 2: how Python 3 writes bytes."""
+    """Stand in for `_codecs.encode`, by which Python 3 writes bytes into pickles of protocol 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise UntrustedPickle("encodes something other than bytes")
     return text.encode("latin1")
@@ -107,8 +107,8 @@ def read_arrays(path: Path, what: str, *, encoding: Literal["bytes", "latin1"]) 
     """The content of a pickle.
 
     Args:
-        what: what it should be, for errors.
-        encoding: what Python 2's text becomes: bytes, or text by this code.
+        what: the expected content, for errors.
+        encoding: the result of Python 2's text: bytes, or text by this code.
     """
     try:
         data = path.read_bytes()
@@ -143,7 +143,7 @@ def read_torch(path: Path) -> Any:
 
 
 def why_unread(error: Exception) -> str:
-    """What is wrong with a torch file, in a few words and without torch's advice to trust it."""
+    """The fault of a torch file, in a few words and without torch's advice to trust it."""
     text = str(error)
     if "weights_only" not in text and "Weights only" not in text:
         return (text.strip().splitlines() or [type(error).__name__])[0].rstrip(".:")[:200]

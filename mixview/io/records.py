@@ -1,4 +1,4 @@
-"""What the files say that mixview writes and reads back: one schema each, and the one way in which they are read.
+"""The files that mixview writes and reads back: one schema each, and one way to read them.
 
     status = read_dict(run / "status.json", Status)
 
@@ -26,11 +26,11 @@ LARGEST_WHOLE = 1 << 64
 LARGEST = 1e100
 """No sum or square of numbers up to this overflows."""
 
-Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=1 << 53)]
 Whole = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 Number = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Status(TypedDict):
     """status.json"""
 
     state: Literal["running", "finished", "interrupted", "failed"]
-    step: Count
+    step: NonNegativeInt
     epoch: NotRequired[Amount]
     message: NotRequired[str | None]
     cpu_seconds: NotRequired[Amount]
@@ -50,7 +50,7 @@ class Data(TypedDict, total=False):
     """data.json"""
 
     fingerprint: str
-    count: Count
+    count: NonNegativeInt
     kind: str
 
 
@@ -58,7 +58,7 @@ class Processor(TypedDict, total=False):
     """The processor in environment.json"""
 
     name: str | None
-    cores: Count | None
+    cores: NonNegativeInt | None
 
 
 class Environment(TypedDict, total=False):
@@ -92,7 +92,7 @@ class MixingConfig(TypedDict, total=False):
 class MonitorConfig(TypedDict, total=False):
     """`monitor` in config.yaml"""
 
-    hold_out: Share | None
+    hold_out: Fraction | None
 
 
 class Config(TypedDict, total=False):
@@ -107,11 +107,11 @@ class Config(TypedDict, total=False):
     objective: str
     backbone: str
     augment: str | None
-    min_crop_scale: Share | None
+    min_crop_scale: Fraction | None
     size: Annotated[int, Meta(ge=1, le=1 << 16)] | None
     channels: Annotated[int, Meta(ge=1, le=4096)] | None
-    batch_size: Count | str
-    accumulate_grad_batches: Count | None
+    batch_size: NonNegativeInt | str
+    accumulate_grad_batches: NonNegativeInt | None
     epochs: Amount
     seed: int | None
     mixing: MixingConfig | None
@@ -140,7 +140,7 @@ class Record(TypedDict):
     mixture_follows_lam: NotRequired[Number | None]
 
 
-Accuracies = dict[str, dict[str, Share]]
+Accuracies = dict[str, dict[str, Fraction]]
 """accuracy.json: by stage and metric."""
 
 
@@ -231,7 +231,7 @@ def fit(path: Path, value: Any, kind: type[T]) -> T:
 
 
 def reason_of(error: msgspec.ValidationError) -> str:
-    """What does not fit, and where: `count: expected int, got str`."""
+    """The place and reason of a mismatch: `count: expected int, got str`."""
     what, _, where = str(error).replace("`", "").partition(" - at ")
     place = where.removeprefix("$").removeprefix(".")
     return f"{place}: {what[0].lower()}{what[1:]}" if place else f"{what[0].lower()}{what[1:]}"
@@ -263,7 +263,7 @@ def parse_metrics(content: bytes, kind: Any = Logged) -> tuple[list[tuple[bytes,
 
 
 def fault_of(value: Any) -> str | None:
-    """What makes values too large or too odd to be shown and compared, if anything does."""
+    """The reason why values are too large or too odd to be shown and compared, or None."""
     waiting: list[tuple[Any, int]] = [(value, 0)]
     visited = 0
     while waiting:
@@ -294,7 +294,7 @@ def fault_of(value: Any) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: JSON can spell half a character."""
+    """Return True if a text can be written as UTF-8: JSON can spell half a character."""
     try:
         text.encode()
     except UnicodeEncodeError:

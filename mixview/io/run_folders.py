@@ -1,4 +1,4 @@
-"""How a run's folder is recognized."""
+"""Recognition of a run's folder."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from mixview.io.atomic import open_regular
 
 
 def is_run(path: str | Path, *, check_status: bool = False) -> bool:
-    """Whether a folder holds a run: whether it has a config.yaml.
+    """Return True if a folder holds a run, which means that it has a config.yaml.
 
     Args:
         check_status: also require the status.json of a run, for folders that may have a config.yaml of another program.

@@ -36,10 +36,10 @@ def read_text(path: Path) -> str:
     try:
         return read_regular(path, MAX_BYTES, follow=True).decode("utf-8-sig")
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}; give another file") from None
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; pass another file") from None
     except UnicodeDecodeError as error:
         raise SettingsError(
-            f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8, or give another file"
+            f"{path} is not text: byte {error.start} is not UTF-8; save it as UTF-8, or pass another file"
         ) from None
 
 
@@ -47,11 +47,11 @@ def parse_yaml(text: str, name: str, *, consent: Literal["raise", "drop"] = "rai
     """The content of YAML text.
 
     Args:
-        name: where the text is from, for errors.
-        consent: what to do if the text gives itself consent.
+        name: source of the text, for errors.
+        consent: reaction to a text that gives itself consent.
     """
     if len(text) > MAX_BYTES:
-        raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is not a file of settings, give one")
+        raise SettingsError(f"{name} has more than {MAX_BYTES // 1024} kB: that is not a file of settings: pass one")
     if count_open(text) > 2 * MAX_DEPTH:  # which would take PyYAML seconds to find
         raise SettingsError(f"{name} nests its values too deeply: write them on fewer levels")
     try:
@@ -69,13 +69,13 @@ def parse_yaml(text: str, name: str, *, consent: Literal["raise", "drop"] = "rai
 
 
 def count_open(text: str) -> int:
-    """How many brackets are open at once, at most."""
+    """The maximum number of brackets that are open at once."""
     steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
     return max(itertools.accumulate(steps), default=0)
 
 
 def describe(error: Any) -> str:
-    """Where and why YAML could not be parsed."""
+    """The place and reason of a YAML error."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
     if "'\\t'" in problem:
         problem = "a tab; indent with spaces"
@@ -98,7 +98,7 @@ def check(content: Any, name: str) -> None:
         if isinstance(value, dict):
             if value.get(CONSENT):
                 raise SettingsError(
-                    f"{name} sets {CONSENT}, which no file can: give --{CONSENT} on the command line if you trust it"
+                    f"{name} sets {CONSENT}, which no file can: pass --{CONSENT} on the command line if you trust it"
                 )
             waiting.extend((item, depth + 1) for pair in value.items() for item in pair)
         elif isinstance(value, list):

@@ -34,7 +34,7 @@ from mixview.methods.base import (
 from mixview.mixing import Identity, Mixture
 from mixview.nn import MLP, EncoderWithProjector
 from mixview.objective import Term
-from mixview.options import ROOM, Width
+from mixview.options import NON_EMPTY, Width
 
 
 def smooth_l1(prediction: Tensor, target: Tensor, mixture: Mixture) -> Tensor:
@@ -223,7 +223,7 @@ class DistillationConfig(MethodConfig):
     module: ClassVar[type[Method]] = Distillation
     augment: ClassVar[str] = "mocov2"
 
-    teacher: Annotated[str, ROOM] | None = None
+    teacher: Annotated[str, NON_EMPTY] | None = None
     """The teacher: a run's folder, a file of weights, or a torchvision or timm model by name; required."""
     teacher_weights: str | None = None
     """Weights of a teacher by name: imagenet, or a file."""

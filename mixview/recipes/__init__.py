@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mixview.io.yaml_files import parse_yaml, read_text
-from mixview.options import brief, did_you_mean
+from mixview.options import did_you_mean, truncated_repr
 
 __all__ = ["Hardware", "Recipe", "names", "read"]
 
@@ -135,4 +135,6 @@ def method_group(method: Any) -> dict[str, Any]:
         return dict(method)
     if isinstance(method, str):
         return {"name": method}
-    raise ValueError(f"--method must be a name, or a group of settings such as name: mocov2, got {brief(method)}")
+    raise ValueError(
+        f"--method must be a name, or a group of settings such as name: mocov2, got {truncated_repr(method)}"
+    )

@@ -27,7 +27,7 @@ from mixview.report.strips import COLUMNS, detection_strips, make_strip
 from mixview.report.table import Cell, tabulate
 from mixview.runs.progress import duration
 from mixview.runs.progress_bar import bar
-from mixview.train.gain import compare
+from mixview.train.starting_weights import compare
 
 SMALLEST = 450
 """Bytes of the smallest recognizable tile."""

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from mixview.report.runs import ReportRun
-from mixview.train.gain import is_number
+from mixview.train.starting_weights import is_number
 from mixview.train.step_timer import PARTS, Part, shares
 
 CURVE_METRICS = (

@@ -6,14 +6,14 @@ from typing import Any
 
 from mixview.io.records import flatten
 from mixview.options import negated
-from mixview.runs.run_directory import plain
+from mixview.runs.run_directory import to_serializable
 from mixview.train.config import PretrainConfig, to_plain
 
 
 def command(config: dict[str, Any]) -> str:
     """`mixview pretrain …` with every setting that is not the default."""
     single_options = {"data_options"}  # of the source's own names, and so one option
-    defaults = plain(to_plain(PretrainConfig()), "defaults")
+    defaults = to_serializable(to_plain(PretrainConfig()), "defaults")
     defaults.pop("method")  # all of its options are given: the defaults of another method are in code that is not ours
     usual = flatten(defaults)
     given = {name: value for name, value in config.items() if name in single_options and value}

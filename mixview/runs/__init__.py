@@ -1,4 +1,4 @@
-"""What every run needs: its directory, checkpoints, logging, launching and graceful stops."""
+"""The parts of every run: its directory, checkpoints, logging, launching and graceful stops."""
 
 from typing import TYPE_CHECKING
 

@@ -40,7 +40,7 @@ class Checkpoints:
 
     Args:
         folder: made by the first `save`, in a folder that is there.
-        keep: how many of the newest to keep.
+        keep: number of checkpoints to keep, the newest.
     """
 
     def __init__(self, folder: str | Path, keep: int = 2) -> None:
@@ -50,7 +50,7 @@ class Checkpoints:
         self.keep = keep
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of this step is or would be."""
+        """The path of the checkpoint of this step, which need not exist."""
         return self.folder / f"step-{step:09d}.pt"
 
     def steps(self) -> list[int]:

@@ -79,7 +79,7 @@ def make_fabric(
 
 
 def is_on_cpu(accelerator: str) -> bool:
-    """Whether the requested accelerator is the CPU, here."""
+    """Return True if the requested accelerator is the CPU on this machine."""
     return accelerator == "cpu" or (
         accelerator == "auto" and not torch.cuda.is_available() and not torch.backends.mps.is_available()
     )
@@ -113,7 +113,7 @@ def describe_precision(precision: ResolvedPrecision) -> str:
 
 
 def grad_scaler(fabric: "Fabric") -> torch.amp.GradScaler | None:
-    """What scales the loss so that fp16 gradients do not vanish; None in other precisions."""
+    """The scaler of the loss, which keeps fp16 gradients from vanishing; None in other precisions."""
     return getattr(fabric.strategy.precision, "scaler", None)
 
 
@@ -129,7 +129,7 @@ def latest_state(fabric: "Fabric", out: str | Path) -> dict[str, Any] | None:
 
 
 LAUNCHED: "WeakSet[Fabric]" = WeakSet()
-"""Whose processes have been started: several trainings of one command share them."""
+"""Fabrics whose processes have been started: several trainings of one command share them."""
 
 
 def reset_grad_scaler(fabric: "Fabric") -> None:

@@ -77,7 +77,7 @@ class GracefulStop:
             last_signal = number
 
     def stop_reason(self, step: int) -> str | None:
-        """Why to stop after this step, the same on every process, or None."""
+        """The reason to stop after this step, the same on every process, or None."""
         if self.reason is None and self.deadline is not None and time.monotonic() >= self.deadline:
             self.reason = "the time limit"
         if self.fabric.world_size == 1:

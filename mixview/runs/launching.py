@@ -1,4 +1,4 @@
-"""Who started this process, with how many others, and what becomes of it when one of them dies."""
+"""The launcher of this process and its peers, and the end of this process when one of them dies."""
 
 import multiprocessing
 import os
@@ -14,7 +14,7 @@ from mixview.io.environment import process_rank as process_rank
 
 
 class Launcher(NamedTuple):
-    """What has started the processes of a run before mixview came to it."""
+    """The program that started the processes of a run before mixview ran."""
 
     name: str
     devices: int
@@ -33,7 +33,7 @@ class Launcher(NamedTuple):
 
 
 class LostProcess(RuntimeError):
-    """Another process of the run has ended, and this one cannot go on alone."""
+    """Another process of the run has ended, and this one cannot continue alone."""
 
 
 def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
@@ -49,7 +49,7 @@ def launcher(environment: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def is_restarted() -> bool:
-    """Whether torchrun has started this process in place of one that died: the same command, without --resume."""
+    """Return True if torchrun has started this process in place of one that died, by the same command."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
@@ -135,6 +135,6 @@ def explain_lost_peer() -> Iterator[None]:
 
 
 def is_lost_connection(error: RuntimeError) -> bool:
-    """Whether an error says that another process is gone: gloo's are plain RuntimeErrors."""
+    """Return True if an error says that another process is gone: gloo's are plain RuntimeErrors."""
     signs = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
     return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)

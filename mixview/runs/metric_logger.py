@@ -1,23 +1,24 @@
-"""Where metrics go: the run's JSON lines, and the trackers that the user looks at them with."""
+"""Logging of metrics: to the run's JSON lines, and to the trackers that the user has chosen."""
 
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, RunDirectoryError
-from mixview.runs.trackers import TRACKERS, LoggerOptions, Tracker, check_loggers
+from mixview.runs.trackers import TRACKERS, Tracker, check_loggers
 
 
 class MetricLogger:
     """Writes the metrics of a run, on the process that has its folder; on any other it does nothing.
 
     Args:
-        folder: the run's.
-        options: which trackers to use.
-        step: where the run goes on.
+        folder: the run directory.
+        options: the trackers to use.
+        step: the step that the run starts or resumes at.
     """
 
-    def __init__(self, folder: RunDirectory | None, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory | None, options: LoggingConfig, step: int) -> None:
         self.folder = folder
         self.step = step
         self.trackers: dict[str, Tracker] = {}
@@ -63,7 +64,7 @@ class MetricLogger:
 
 
 def warn(name: str, step: int, error: Exception) -> None:
-    """Say that a tracker is left out."""
+    """Warn that a tracker is left out."""
     reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
     warnings.warn(
         f"{name} is left out from step {step} on, and the run continues: {reason[:300]}; a resumed run tries it again",

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line now and then everywhere else.
+"""The progress of a run: a bar on a terminal, a line now and then everywhere else.
 
 epoch 3/100  step 240/8000  loss 4.321  1,234 images/s  k-NN 45.2 %  ETA 1 h 02 min
 """
@@ -12,7 +12,7 @@ import rich.progress
 from rich.console import Console
 from torch import Tensor
 
-from mixview.io.terminal import plain
+from mixview.io.terminal import to_rich_text
 
 Loss = float | Tensor | Callable[[], float]
 
@@ -28,11 +28,11 @@ class Progress:
 
     Args:
         steps: number of steps of the whole run.
-        steps_per_epoch: to name the epoch.
-        start: the steps that an earlier session did.
+        steps_per_epoch: number of steps per epoch, to name the epoch.
+        start: number of steps that an earlier session did.
         enabled: False on every process but rank 0: nothing is printed, and no loss is read.
         every: seconds between two readings of the loss; by default 0.5 on a terminal and 30 elsewhere.
-        console: where to; by default standard error.
+        console: the output; by default standard error.
         clock: returns the time in seconds.
     """
 
@@ -88,8 +88,8 @@ class Progress:
         """Report that a step is done. Cheap, and waits for no accelerator unless it is time to show something.
 
         Args:
-            step: how many steps of the run are done now.
-            images: how many images this step took, on all processes together.
+            step: number of steps of the run that are done.
+            images: number of images of this step, over all processes.
             loss: a number, a tensor, or a function that returns one; read when it is shown and not before.
             knn: k-NN accuracy, 0 to 1; stays until the next one.
         """
@@ -109,15 +109,15 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
         if self.enabled:
-            self.console.print(plain(text, keep="\n"), highlight=False, soft_wrap=True)
+            self.console.print(to_rich_text(text, keep="\n"), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, above the bar if there is one."""
         if self.enabled:
-            self.console.print(plain(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
+            self.console.print(to_rich_text(f"warning: {text}", "yellow", keep="\n"), highlight=False, soft_wrap=True)
 
     def show(self) -> None:
-        """Show how far the run is, now."""
+        """Show the progress now."""
         if self.bar is None:
             self.say(self.text())
         else:
@@ -131,7 +131,7 @@ class Progress:
         return (self.steps - self.step) / rate if rate else None
 
     def text(self, *, short: bool = False) -> str:
-        """The line; `short`, what of it leaves room for a bar."""
+        """The line; `short` leaves room for a bar."""
         epochs = -(-self.steps // self.steps_per_epoch)
         epoch = min(epochs, max(1, -(-self.step // self.steps_per_epoch)))
         parts = {"epoch": f"epoch {epoch}/{epochs}", "step": f"{'' if short else 'step '}{self.step}/{self.steps}"}

@@ -22,6 +22,7 @@ import platform
 import shlex
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
@@ -76,12 +77,12 @@ class RunDirectory:
 
         Args:
             config: the resolved configuration, of plain values and paths.
-            data: what it trains on; `fingerprint` and `count` are compared on resume.
-            environment: by default what `describe_environment` finds.
+            data: the record of the training data; `fingerprint` and `count` are compared on resume.
+            environment: by default the result of `describe_environment`.
         """
         path = Path(path)
-        config, data = plain(config, "config"), plain(data, "data")
-        environment = plain(environment or describe_environment(config.get("seed")), "environment")
+        config, data = to_serializable(config, "config"), to_serializable(data, "data")
+        environment = to_serializable(environment or describe_environment(config.get("seed")), "environment")
         run = cls(path, config, data, environment)
         taken = [name for name in FILES if (path / name).exists()] if not (path / ".lock").exists() else []
         if taken:
@@ -145,7 +146,7 @@ class RunDirectory:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What `set_status` wrote last; empty if that is lost."""
+        """The last status that `set_status` wrote; empty if it is lost."""
         return read_status(self.path)
 
     def set_status(
@@ -168,15 +169,15 @@ class RunDirectory:
         Args:
             config: the settings now.
             data: the data now.
-            may_change: settings, with all below them, that may be others.
-            earlier: what settings were that a run of an earlier version does not record.
+            may_change: settings, with all below them, that may differ.
+            earlier: values of settings that a run of an earlier version does not record.
         """
         if not any(self.checkpoints.glob("step-*.pt")) and (reached := self.reached()):
             raise RunDirectoryError(
                 f"the run in {self.path} had reached step {reached}, and its checkpoints are gone: put "
                 f"{self.checkpoints} back, or start a new run with another --out"
             )
-        data = plain(data, "data")
+        data = to_serializable(data, "data")
         if data.get("fingerprint") != self.data.get("fingerprint"):
             before, now = self.data.get("count"), data.get("count")
             counts = f"{before} images then, {now} now" if before != now else f"still {now} images, but not the same"
@@ -184,7 +185,7 @@ class RunDirectory:
                 f"the data has changed since the run in {self.path} began ({counts}): restore it, or start a new run "
                 "with another --out"
             )
-        old, new = {**earlier, **flatten(self.config)}, flatten(plain(config, "config"))
+        old, new = {**earlier, **flatten(self.config)}, flatten(to_serializable(config, "config"))
         changed = {
             name: (old.get(name), new.get(name))
             for name in dict.fromkeys([*old, *new])
@@ -208,8 +209,8 @@ class RunDirectory:
     def resume(self, config: dict[str, Any], environment: dict[str, Any] | None = None) -> None:
         """Resume with these settings, under these versions and this command. `begin` writes them."""
         before = self.config.get("epochs")
-        config = plain(config, "config")
-        entry = plain(environment or describe_environment(config.get("seed")), "environment")
+        config = to_serializable(config, "config")
+        entry = to_serializable(environment or describe_environment(config.get("seed")), "environment")
         if before != config.get("epochs"):  # a schedule that was extended is not that of a longer run
             entry["extended_from"] = before
         self.changes = config, self.environment | {"resumed": [*self.environment.get("resumed", []), entry]}
@@ -416,6 +417,16 @@ def lock_exclusively(file: BinaryIO) -> None:
             raise BlockingIOError(*error.args) from None
 
 
+def wait_for_lock(file: BinaryIO, seconds: float) -> None:
+    """Take the system's lock on an open file, trying every few seconds until no other process has it."""
+    while True:
+        try:
+            lock_exclusively(file)
+            break
+        except BlockingIOError:
+            time.sleep(seconds)
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The records of a `metrics.jsonl`, or of the run folder it is in; also of a run that is running or crashed.
 
@@ -517,18 +528,18 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def plain(value: Any, name: str) -> Any:
+def to_serializable(value: Any, name: str) -> Any:
     """A copy in the types that YAML and JSON give back: tuples as lists, paths and enumerations as text."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Enum):
-        return plain(value.value, name)
+        return to_serializable(value.value, name)
     if isinstance(value, dict):
-        return {str(key): plain(item, f"{name}.{key}") for key, item in value.items()}
+        return {str(key): to_serializable(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+        return [to_serializable(item, f"{name}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, set | frozenset):
-        return sorted(plain(item, name) for item in value)
+        return sorted(to_serializable(item, name) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{name} is a {type(value).__name__}, which has no place in a run folder: pass its plain settings")

@@ -10,14 +10,15 @@ import re
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 from PIL import Image
 
 from mixview.io.atomic import real_folder
 from mixview.io.records import RecordError, flatten, read_dict
-from mixview.options import brief, logger_names
+from mixview.options import logger_names, truncated_repr
+from mixview.runs.logging_config import LoggingConfig
 from mixview.runs.run_directory import RunDirectory, write_json
 
 IDS = "trackers.json"
@@ -32,19 +33,6 @@ PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT
 """Training waits for a server that is gone: seconds, not the minutes that MLflow would, unless the user says so."""
 
 
-class LoggerOptions(Protocol):
-    """Which trackers a run uses, and where they are."""
-
-    @property
-    def loggers(self) -> str: ...
-
-    @property
-    def project(self) -> str: ...
-
-    @property
-    def tracking_uri(self) -> str | None: ...
-
-
 class TrackerIds(TypedDict, total=False):
     """The runs elsewhere that are this run's."""
 
@@ -54,7 +42,7 @@ class TrackerIds(TypedDict, total=False):
 
 
 def read_ids(folder: RunDirectory) -> dict[str, str]:
-    """What the run directory has of them; nothing where it has no valid ones."""
+    """The ids in the run directory; empty where it has no valid ones."""
     try:
         ids = read_dict(folder.path / IDS, TrackerIds)
     except (OSError, RecordError):
@@ -67,7 +55,7 @@ def write_ids(folder: RunDirectory, **ids: str) -> None:
     write_json(folder.path / IDS, read_ids(folder) | ids)
 
 
-def check_loggers(options: LoggerOptions) -> tuple[str, ...]:
+def check_loggers(options: LoggingConfig) -> tuple[str, ...]:
     """The names of the trackers that a run uses; raise if one is not installed, or has no server to log to."""
     names, uri = logger_names(options.loggers), options.tracking_uri
     for name in names:
@@ -78,11 +66,11 @@ def check_loggers(options: LoggerOptions) -> tuple[str, ...]:
             )
     if uri is not None and not uri.startswith(("http://", "https://")):
         raise ValueError(
-            f"tracking_uri is the address of an MLflow server, such as http://localhost:5000, not {brief(uri)}"
+            f"tracking_uri is the address of an MLflow server, such as http://localhost:5000, not {truncated_repr(uri)}"
         )
     if "mlflow" in names and uri is None and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ValueError(
-            "the logger mlflow needs the address of its server: give tracking_uri, such as http://localhost:5000, or "
+            "the logger mlflow needs the address of its server: pass tracking_uri, such as http://localhost:5000, or "
             "set MLFLOW_TRACKING_URI"
         )
     return names
@@ -92,15 +80,15 @@ class Tracker(ABC):
     """Takes the metrics and the files of one run.
 
     Args:
-        folder: the run's.
-        options: the project, and where the server is.
-        step: where the run goes on; 0 at its start.
+        folder: the run directory.
+        options: the project, and the address of the server.
+        step: the step that the run resumes at; 0 at its start.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None: ...
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None: ...
 
     @abstractmethod
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -120,7 +108,7 @@ class TensorBoard(Tracker):
 
     name = "tensorboard"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         with folder.explain_disk_error("write the TensorBoard events of"):
@@ -144,7 +132,7 @@ class MLflow(Tracker):
 
     name = "mlflow"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow
@@ -184,7 +172,7 @@ class WandB(Tracker):
 
     name = "wandb"
 
-    def __init__(self, folder: RunDirectory, options: LoggerOptions, step: int) -> None:
+    def __init__(self, folder: RunDirectory, options: LoggingConfig, step: int) -> None:
         import wandb
 
         with folder.explain_disk_error("log to W&B from"):

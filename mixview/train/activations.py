@@ -1,4 +1,4 @@
-"""What a step holds for its backward: bytes of saved activations, counted by hooks, the same on every device."""
+"""The memory that a step holds for its backward: saved activations, counted by hooks, the same on every device."""
 
 import weakref
 from typing import Any, Self
@@ -50,7 +50,7 @@ def key_of(tensor: Tensor) -> int:
 
 
 class Held:
-    """What autograd holds in place of a saved tensor; it is dropped when the graph is."""
+    """The stand-in for a saved tensor that autograd holds; it is dropped when the graph is."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

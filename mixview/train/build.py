@@ -1,6 +1,6 @@
 """From settings to everything that a run needs: resolves every None and "auto", opens data, builds networks.
 
-config = check_early(config)
+config = validate(config)
 data = open_data(config)
 config, data = resolve(config, data, fabric)       # what is stored in the run directory
 run = build(config, fabric, data)                  # what the loop trains
@@ -32,7 +32,7 @@ from mixview.extensions import MIXERS
 from mixview.methods import Method, MethodConfig, RunLength, UnMix, backward
 from mixview.mixing import Mixer, mixture_generators
 from mixview.objective import Objective, bsim, mixaug, sim, unmix, wbsim
-from mixview.options import allows, describe, suggest
+from mixview.options import describe, is_valid, suggest
 from mixview.runs.devices import describe_precision, grad_scaler, latest_state, precision_of
 from mixview.runs.fabric import Fabric
 from mixview.runs.graceful_stop import seconds_of
@@ -41,18 +41,18 @@ from mixview.runs.run_directory import RunDirectoryError
 from mixview.train.config import MixingConfig, ObjectiveName, PretrainConfig
 from mixview.train.estimate import largest_batch
 from mixview.train.loop import Engine, Run
-from mixview.train.monitor import KNNImages, Monitor, hold_out, separate
+from mixview.train.monitor import KNNImages, Monitor, drop_shared_images, hold_out
 from mixview.train.optim import build_optimizer, schedule_factor
 
 DEFAULT_SIZE = 224
 """View size in pixels where nothing says one."""
 
 
-def check_early(config: PretrainConfig) -> PretrainConfig:
+def validate(config: PretrainConfig) -> PretrainConfig:
     """The settings with `~` expanded; raise for a mistake that shows without any data."""
     config = replace(config, out=str(Path(os.fspath(config.out)).expanduser()))
     if config.data is None:
-        raise ValueError("there is nothing to learn from: give --data a folder of images (scenes, to try it out)")
+        raise ValueError("no training data: pass --data FOLDER (or --data scenes for a demo)")
     wrapped = config.objective == "unmix" and config.method.module.unmix_targets
     if config.grad_cache and (wrapped or not config.method.module.grad_cache):
         raise ValueError(
@@ -60,13 +60,13 @@ def check_early(config: PretrainConfig) -> PretrainConfig:
             f"{config.method.name} under {config.objective}"
         )
     if Path(config.data).is_dir() and Path(config.out).resolve() == Path(config.data).resolve():
-        raise ValueError(f"--out is the folder of the images, {config.data}: give a folder in it, such as runs/first")
+        raise ValueError(f"--out is the folder of the images, {config.data}: pass another folder, such as runs/first")
     seconds_of(config.max_time)
     schedule_factor(config.optimizer, 0, config.epochs)
     check_normalize(config)
     if config.stop_if_worse and (config.weights is None or not config.monitor.eval_every):
         raise ValueError(
-            "--stop_if_worse compares with the weights that a run starts from, epoch by epoch: give --weights, and an "
+            "--stop_if_worse compares with the weights that a run starts from, epoch by epoch: pass --weights, and an "
             "--monitor.eval_every of at least 1"
         )
     return config
@@ -76,7 +76,7 @@ def check_normalize(config: PretrainConfig) -> None:
     """Raise if this is no normalization, or not one of images of these channels."""
     choice = config.normalize
     if choice == "weights" and config.weights is None:
-        raise ValueError("--normalize weights needs weights to start from: give --weights, or another normalization")
+        raise ValueError("--normalize weights needs weights to start from: pass --weights, or another normalization")
     if choice in (None, "imagenet", "weights", "measured"):
         return
     assert choice is not None
@@ -87,7 +87,7 @@ def check_normalize(config: PretrainConfig) -> None:
     if count not in (1, config.channels):
         raise ValueError(
             f"--normalize {choice} has {count} means and as many standard deviations, and the images have "
-            f"{config.channels} channels: give one of each, or {config.channels}"
+            f"{config.channels} channels: pass one of each, or {config.channels}"
         )
 
 
@@ -95,13 +95,13 @@ class TrainingData(NamedTuple):
     """The images of a run."""
 
     whole: Source
-    """All images that were given."""
+    """All images of the data."""
     images: ImageDataset
-    """Those to learn from: all but the ones held out."""
+    """Training images: all but the ones held out."""
     knn: KNNImages | None
     """Labeled images for online evaluation, on the first process, where there are any."""
     notes: list[str]
-    """What there is to say about them."""
+    """Notes about them for the user."""
 
 
 def open_data(config: PretrainConfig) -> TrainingData:
@@ -119,17 +119,17 @@ def open_data(config: PretrainConfig) -> TrainingData:
         config.validation_split,
     )
     if knn is None and config.stop_if_worse:
-        raise SourceError(f"{note} --stop_if_worse needs it: give --labels or --validation labeled images.")
+        raise SourceError(f"{note} --stop_if_worse needs it: pass --labels, or labeled images as --validation.")
     notes = [note]
     if process_rank() > 0 or not config.monitor.eval_every:
         knn = None  # the first process alone evaluates
     if knn is not None:
-        knn, note = separate(knn, config.monitor.images)
+        knn, note = drop_shared_images(knn, config.monitor.images)
         if knn is None and (config.validation or config.validation_split):
-            raise SourceError(f"{note} Give --validation or --validation_split other images, or leave them out.")
+            raise SourceError(f"{note} Pass other images as --validation or --validation_split, or leave them out.")
         notes += [note] if note else []
         if knn is None and config.stop_if_worse:
-            raise SourceError(f"{note} --stop_if_worse needs it: give --validation other images, or leave it out.")
+            raise SourceError(f"{note} --stop_if_worse needs it: pass other images as --validation, or leave it out.")
     decoder = decoder_for(config.channels, find_range(source, config.value_range))
     return TrainingData(whole, ImageDataset(source, decoder), knn, notes)
 
@@ -157,14 +157,14 @@ def resolve(config: PretrainConfig, data: TrainingData, fabric: Fabric) -> tuple
         notes.append(f"A batch of {config.batch_size} fits.")
     assert config.batch_size != "auto"
     if count < config.batch_size:
-        few = f"give --batch_size {count}, or more images" if count > 1 else "give more images"
-        raise SourceError(f"{count} images to learn from do not fill a batch of {config.batch_size}: {few}")
+        few = f"pass --batch_size {count}, or use more images" if count > 1 else "use more images"
+        raise SourceError(f"{count} training images do not fill a batch of {config.batch_size}: {few}")
     steps = config.epochs * (count // config.batch_size)
     run = RunLength(count, steps, config.batch_size, size, config.channels)
     return replace(config, method=config.method.resolve(run)), data._replace(notes=notes)
 
 
-def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
+def with_image_cache(config: PretrainConfig, data: TrainingData) -> TrainingData:
     """The data with shrunk images, kept in the cache, where the settings have one; its notes are those about that."""
     if config.cache_size is None:
         return data._replace(notes=[])
@@ -176,7 +176,7 @@ def shrink(config: PretrainConfig, data: TrainingData) -> TrainingData:
 
 
 MEASURED_IMAGES = 500
-"""Images that a measured normalization is of, at most."""
+"""Maximum number of images that a normalization is measured on."""
 
 
 def resolve_normalize(config: PretrainConfig, policy: Policy, images: ImageDataset) -> tuple[Normalize, str]:
@@ -184,7 +184,7 @@ def resolve_normalize(config: PretrainConfig, policy: Policy, images: ImageDatas
 
     Args:
         policy: the augmentation, which may have a normalization of its own.
-        images: those to learn from, to measure.
+        images: the training images, to measure.
     """
     choice, own = config.normalize, policy[0].normalize
     if choice is None and own != IMAGENET:
@@ -223,7 +223,7 @@ def measure_normalize(images: ImageDataset) -> Normalize:
     if not (std > 1e-6).all():
         raise SourceError(
             f"channel {int(np.argmin(std))} has the same value in all pixels of {count} images, by which nothing can "
-            "be normalized: give --normalize MEAN,STD, or images that differ"
+            "be normalized: pass --normalize MEAN,STD, or use images that differ"
         )
     return Normalize(tuple(round(float(each), 6) for each in mean), tuple(round(float(each), 6) for each in std))
 
@@ -251,7 +251,7 @@ def check_views(config: PretrainConfig, policy: Policy) -> None:
     name = f"{config.method.name} under unmix" if wrapped else config.method.name
     if num_views not in (None, len(policy)):
         raise ValueError(
-            f"--augment {config.augment} makes {len(policy)} views of an image, and {name} needs "
+            f"--augment {config.augment} makes {len(policy)} views per image, but {name} takes "
             f"{num_views}: choose another augmentation"
         )
     if len(set(sizes)) > 1 and (sizes[0] != sizes[1] or max(sizes) > sizes[0]):
@@ -264,7 +264,9 @@ def check_views(config: PretrainConfig, policy: Policy) -> None:
 def find_batch_size(config: PretrainConfig, fabric: Fabric, images: int) -> int:
     """The largest batch that fits in memory, by trying."""
     if fabric.world_size > 1:
-        raise ValueError("--batch_size auto looks at one device: find it with --devices 1, then give it by number")
+        raise ValueError(
+            "--batch_size auto works on one device only: run it with --devices 1, then pass the number it prints"
+        )
     assert config.size is not None
     assert config.augment is not None
     device, sizes = fabric.device, [view.size for view in load_policy(config.augment, config.size)]
@@ -295,32 +297,32 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     per_device = config.batch_size // fabric.world_size
     if config.accumulate_grad_batches * 2 > per_device:
         raise ValueError(
-            f"--accumulate_grad_batches {config.accumulate_grad_batches} cuts the {per_device} images per device into "
-            "less than two each: use a smaller one"
+            f"--accumulate_grad_batches {config.accumulate_grad_batches} leaves fewer than 2 images per micro-batch "
+            f"({per_device} per device): use a smaller one"
         )
-    data = shrink(config, data)
+    data = with_image_cache(config, data)
     assert config.normalize is not None
     normalize = IMAGENET if config.normalize == "imagenet" else Normalize.parse(config.normalize)
     policy = load_policy(config.augment, config.size, config.min_crop_scale, normalize)
-    batches = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
+    sampler = EpochSampler(len(data.images), config.batch_size, config.seed, fabric.global_rank, fabric.world_size)
     free = default_workers(fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))
     workers = free if config.workers is None else config.workers
     loader = view_loader(
         data.images,
         policy,
-        batches,
+        sampler,
         workers=workers,
         pin_memory=fabric.device.type == "cuda",
         device=fabric.device if config.augment_device == "device" else None,
         exact_decoding=config.exact_decoding,
     )
     backbone, notes = build_backbone(config, policy)
-    steps = config.epochs * batches.batches_per_epoch
+    steps = config.epochs * sampler.batches_per_epoch
     colors = normalize.values(config.channels)
     length = RunLength(len(data.images), steps, config.batch_size, config.size, config.channels, colors)
     method = build_method(config.method, backbone, length, config.objective)
     channels_last = config.channels_last and supports_channels_last(method.encoder, config.channels, config.size)
-    notes += [*data.notes, *adapt(config, fabric, method, channels_last)]
+    notes += [*data.notes, *prepare_for_devices(config, fabric, method, channels_last)]
     scaled = grad_scaler(fabric) is not None
     module, optimizer = fabric.setup(
         method, build_optimizer(method, config.optimizer, config.batch_size, scaled=scaled)
@@ -328,17 +330,12 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     engine = Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=config.optimizer,
+        config=config,
         objective=build_objective(config.objective, config.mixing),
-        batches=batches,
+        sampler=sampler,
         loader=loader,
-        epochs=config.epochs,
-        seed=config.seed,
-        accumulate_grad_batches=config.accumulate_grad_batches,
-        grad_cache=config.grad_cache,
-        mix_groups=config.mixing.mix_groups,
-        warmup=config.mixing.warmup,
         channels_last=channels_last,
     )
     notes += load_checkpoint(config, engine)
@@ -349,7 +346,7 @@ def build(config: PretrainConfig, fabric: Fabric, data: TrainingData) -> Run:
     def export(about: dict[str, str], name: str) -> None:
         save_encoder(Path(config.out) / name, method.encoder, backbone.spec, about)
 
-    return Run(config, engine, monitor, export, notes, workers, reading_remedies(config, data, fabric, workers, free))
+    return Run(config, engine, monitor, export, notes, workers, data_loading_hints(config, data, fabric, workers, free))
 
 
 def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Backbone, list[str]]:
@@ -373,30 +370,32 @@ def build_backbone(config: PretrainConfig, policy: Policy) -> tuple[backbones.Ba
     return backbone, notes
 
 
-def reading_remedies(config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int) -> list[str]:
-    """What makes reading images faster, where the network waits for it.
+def data_loading_hints(
+    config: PretrainConfig, data: TrainingData, fabric: Fabric, workers: int, free: int
+) -> list[str]:
+    """Ways to speed up data loading where training waits for it, the most effective first.
 
     Args:
-        workers: processes that read images for this one.
-        free: as many as there are cores for.
+        workers: number of data loading workers of this process.
+        free: number of workers that there are cores for.
     """
-    remedies, source = [], data.images.source
+    hints, source = [], data.images.source
     if isinstance(source, ShrunkImages):
         if source.cache is not None and source.cache.writable and len(source.cache) < len(source):
-            remedies.append("the cache, once this epoch has filled it")
-    elif config.channels in MODES and encodes(source):
-        remedies.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
+            hints.append("the cache, once this epoch has filled it")
+    elif config.channels in MODES and is_encoded(source):
+        hints.append("--cache DIR in a new run, which decodes each image only once, to a shrunk copy")
     if workers < free:
-        remedies.append(f"--workers {free}, as many as there are cores for")
+        hints.append(f"--workers {free}, as many as there are cores for")
     if fabric.device.type != "cpu" and config.augment_device == "cpu":
-        remedies.append("--augment_device device")
+        hints.append("--augment_device device")
     if workers >= free:
-        remedies.append("more cores")
-    return remedies
+        hints.append("more cores")
+    return hints
 
 
-def encodes(source: Source) -> bool:
-    """Whether images are files, which take time to decode, and not pixels."""
+def is_encoded(source: Source) -> bool:
+    """Return True if images are files, which take time to decode, and not pixels."""
     try:
         return isinstance(source.read(0), bytes)
     except BadImage:
@@ -410,14 +409,14 @@ def load_checkpoint(config: PretrainConfig, engine: Engine) -> list[str]:
         return []
     engine.load_state(state)
     if engine.step > engine.steps:
-        done = -(-engine.step // engine.batches.batches_per_epoch)
+        done = -(-engine.step // engine.sampler.batches_per_epoch)
         raise RunDirectoryError(
             f"the run in {config.out} has done {done} epochs already, more than --epochs {config.epochs}"
         )
     return [f"Resuming from step {engine.step} of {engine.steps}."]
 
 
-def adapt(config: PretrainConfig, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
+def prepare_for_devices(config: PretrainConfig, fabric: Fabric, method: Method, channels_last: bool) -> list[str]:
     """Fit the method to the devices; returns notes about what that means."""
     notes = synchronize_batch_norm(method, fabric.device) if config.sync_bn and method.batch_norm == "sync" else []
     if channels_last:
@@ -454,7 +453,7 @@ def build_mixer(mixing: MixingConfig) -> Mixer:
 
 def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
     """The objective of this name under these mixtures."""
-    if not allows(ObjectiveName, name):
+    if not is_valid(ObjectiveName, name):
         raise ValueError(f"objective must be {describe(ObjectiveName)}, got {name!r}{suggest(ObjectiveName, name)}")
     mutual = mixing.lam_per != "image" and mixing.partner != "permutation"
     if name == "unmix" and not (mutual and mixing.anchors == "all"):
@@ -470,7 +469,7 @@ def build_objective(name: ObjectiveName, mixing: MixingConfig) -> Objective:
 
 
 def supports_channels_last(encoder: nn.Module, channels: int, size: int) -> bool:
-    """Whether an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
+    """Return True if an encoder can take images in channels_last: one that calls `view` on its feature maps cannot."""
     training = encoder.training
     images = torch.zeros(2, channels, size, size).to(memory_format=torch.channels_last)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Is the representation alive? Figures of the features of two views of the same images, and what they mean in words.
+"""Measures of collapse, from the features of two views of the same images, and a warning in words.
 
 Each is a pure function of features [N, D], computed in float64 on the CPU: a few hundred images every few epochs. Take
 the projections: they collapse first, while batch norm can keep the encoder's features apart for long.
@@ -20,7 +20,7 @@ COLLAPSED_RANK = 0.03
 
 
 class MixtureFit(NamedTuple):
-    """How the features of mixtures lie to those of their parents."""
+    """The features of mixtures relative to those of their parents."""
 
     larger: float
     """Mean cosine to the parent with the larger share."""
@@ -40,7 +40,7 @@ class Diagnostics(NamedTuple):
     mixture: MixtureFit | None = None
 
     def items(self) -> dict[str, float]:
-        """Name and value of each figure, for a log."""
+        """Name and value of each measure, for a log."""
         named = {key: value for key, value in self._asdict().items() if key != "mixture"}
         if self.mixture is not None:
             named |= {f"mixture_{key}": value for key, value in self.mixture._asdict().items()}
@@ -50,17 +50,17 @@ class Diagnostics(NamedTuple):
 def diagnose(
     first: Tensor, second: Tensor, *, mixed: Tensor | None = None, mixture: Mixture | None = None
 ) -> Diagnostics:
-    """All figures at once.
+    """All measures at once.
 
     Args:
         first: [N, D] features, or projections, of one view of N images.
         second: [N, D] of another view of the same images.
         mixed: [N, D] of mixtures of the first view.
-        mixture: that they were mixed by.
+        mixture: the mixture that they were mixed by.
     """
     if first.shape != second.shape:
         raise ValueError(f"both views need features of one shape, got {list(first.shape)} and {list(second.shape)}")
-    first, second = exact(first), exact(second)
+    first, second = to_float64(first), to_float64(second)
     fit = mixture_fit(mixed, first, mixture) if mixed is not None and mixture is not None else None
     return Diagnostics(
         feature_std(first), effective_rank(first), alignment(first, second), uniformity(first, second), fit
@@ -72,17 +72,17 @@ def feature_std(features: Tensor) -> float:
 
     0: every image has the same features, complete collapse. 1: spread evenly over the sphere.
     """
-    z = F.normalize(exact(features), dim=1)
+    z = F.normalize(to_float64(features), dim=1)
     return float(z.std(0, correction=0).mean()) * math.sqrt(z.shape[1])
 
 
 def effective_rank(features: Tensor) -> float:
     """`exp(-sum p log p)` with `p` the singular values over their sum (RankMe, Garrido et al., 2023).
 
-    How many directions the features use, 1 to min(N, D); 0 for features that are all zero. As published the features
-    are not centered: a large common mean counts as a direction, and lowers the share of the others.
+    The number of directions that the features use, 1 to min(N, D); 0 for features that are all zero. As published the
+    features are not centered: a large common mean counts as a direction, and lowers the share of the others.
     """
-    values = torch.linalg.svdvals(exact(features))
+    values = torch.linalg.svdvals(to_float64(features))
     if not float(values.sum()):
         return 0.0
     p = values / values.sum()
@@ -91,7 +91,7 @@ def effective_rank(features: Tensor) -> float:
 
 def alignment(first: Tensor, second: Tensor) -> float:
     """`mean |u_i - v_i|²` of the unit features of two views (Wang & Isola, 2020). 0: views of an image agree."""
-    u, v = F.normalize(exact(first), dim=1), F.normalize(exact(second), dim=1)
+    u, v = F.normalize(to_float64(first), dim=1), F.normalize(to_float64(second), dim=1)
     return float((u - v).square().sum(1).mean())
 
 
@@ -102,13 +102,13 @@ def uniformity(*views: Tensor) -> float:
     """
     each = []
     for view in views:
-        distance = F.pdist(F.normalize(exact(view), dim=1)).square()
+        distance = F.pdist(F.normalize(to_float64(view), dim=1)).square()
         each.append(float(torch.logsumexp(-2 * distance, dim=0)) - math.log(len(distance)))
     return sum(each) / len(each)
 
 
 def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
-    """Where the features of mixtures lie: cosines to their two parents, and whether these follow the shares.
+    """The place of mixtures among features: cosines to their two parents, and their correlation with the shares.
 
     Images that are their own partner are no mixtures and left out. Of more than two parents the first two are compared.
 
@@ -116,7 +116,7 @@ def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
         mixed: [A, D] features of the mixtures.
         plain: [N, D] features of the unmixed images, of the same view.
     """
-    u, v = F.normalize(exact(mixed), dim=1), F.normalize(exact(plain), dim=1)
+    u, v = F.normalize(to_float64(mixed), dim=1), F.normalize(to_float64(plain), dim=1)
     own, partner, lam = mixture.own.cpu(), mixture.partner.cpu(), mixture.lam.cpu().double()
     kept = partner != own
     if not bool(kept.any()):
@@ -125,12 +125,12 @@ def mixture_fit(mixed: Tensor, plain: Tensor, mixture: Mixture) -> MixtureFit:
     share = torch.stack([lam, 1 - lam], dim=1)[kept]
     order = share.sort(dim=1, descending=True, stable=True).indices
     larger, smaller = cosine.gather(1, order).mean(0).tolist()
-    spread = float(share.std(correction=0) * cosine.std(correction=0))
-    together = float(((share - share.mean()) * (cosine - cosine.mean())).mean())
-    return MixtureFit(larger, smaller, together / spread if spread > 1e-12 else 0.0)
+    std_product = float(share.std(correction=0) * cosine.std(correction=0))
+    covariance = float(((share - share.mean()) * (cosine - cosine.mean())).mean())
+    return MixtureFit(larger, smaller, covariance / std_product if std_product > 1e-12 else 0.0)
 
 
-def verdict(diagnostics: Diagnostics, dim: int) -> str | None:
+def collapse_warning(diagnostics: Diagnostics, dim: int) -> str | None:
     """A warning in words where the representation has collapsed, or None.
 
     Args:
@@ -152,7 +152,7 @@ def verdict(diagnostics: Diagnostics, dim: int) -> str | None:
     return None
 
 
-def exact(features: Tensor) -> Tensor:
+def to_float64(features: Tensor) -> Tensor:
     """The features in float64 on the CPU; raise if they are not at least two rows of finite numbers."""
     if features.ndim != 2 or len(features) < 2:
         raise ValueError(f"diagnostics need the features [N, D] of at least 2 images, got {list(features.shape)}")

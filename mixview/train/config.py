@@ -7,12 +7,12 @@ PretrainConfig(data="scenes", method=MoCoV2Config(queue_size=4096))             
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from mixview.extensions import METHODS, MIXERS
 from mixview.options import (
     MAX_SHOWN,
-    ROOM,
+    NON_EMPTY,
     Accelerator,
     AtLeast,
     AtMost,
@@ -30,12 +30,12 @@ from mixview.options import (
     Side,
     SourceOptions,
     Workers,
-    brief,
     check_options,
     did_you_mean,
-    logger_names,
+    truncated_repr,
 )
 from mixview.recipes import method_group
+from mixview.runs.logging_config import LoggingConfig
 
 ObjectiveName = Literal["sim", "bsim", "wbsim", "mixaug", "unmix"]
 DEFAULT_METHOD = "simclr"
@@ -64,7 +64,7 @@ MAY_CHANGE = frozenset(
         "workers",
     }
 )
-"""Settings, with all below them, that a resumed run may change: where, how long, and how it is monitored."""
+"""Settings, with all below them, that a resumed run may change: place, length and monitoring."""
 
 
 EARLIER = {"normalize": "imagenet"}
@@ -73,14 +73,14 @@ EARLIER = {"normalize": "imagenet"}
 
 @dataclass(frozen=True)
 class MixingConfig:
-    """How views are mixed.
+    """Mixing of views.
 
     Example:
         >>> MixingConfig(mixer="mixup", alpha=0.5).lam_per
         'image'
     """
 
-    mixer: Annotated[str, ROOM] = "cutmix"
+    mixer: Annotated[str, NON_EMPTY] = "cutmix"
     """cutmix (a box of the other image), mixup (a blend), resizemix (all of the other image, shrunk), fmix (smooth
     masks), patchmix (a grid of cells), random_choice (CutMix or Mixup, batch by batch, as in Un-Mix), or your own by
     import path, such as mine.Checkerboard."""
@@ -168,45 +168,35 @@ class OptimizerConfig:
             )
         if bool(self.milestones) != (self.schedule == "steps"):
             raise ValueError(
-                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": give both '
+                f'--optimizer.milestones {self.milestones} do not go with schedule "{self.schedule}": pass both '
                 'schedule="steps" and milestones such as (120, 160), or neither'
             )
 
 
 @dataclass(frozen=True)
-class MonitorConfig:
-    """How often a run logs, evaluates and saves.
+class MonitorConfig(LoggingConfig):
+    """Logging, online evaluation and checkpoints of a run.
 
     Example:
         >>> MonitorConfig(eval_every=10, loggers="none").keep
         2
     """
 
+    option_group: ClassVar[str] = "monitor"
+
     log_every: Count = 10
     """Optimizer steps between two lines of metrics."""
+    loggers: str = "tensorboard"
+    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
+    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
     eval_every: NonNegative = 1
     """Epochs between two online evaluations (k-NN accuracy, where there are labels, and collapse metrics); 0: none."""
     images: Annotated[int, AtLeast(4)] = 2000
     """Maximum number of labeled images in the feature bank of the k-NN; it has a quarter as many queries."""
     hold_out: Annotated[float, AtLeast(0), LessThan(1)] = 0.1
     """Share of labeled images held out from training for the k-NN, where the data has no val or test part."""
-    checkpoint_every: NonNegative = 0
-    """Optimizer steps between two checkpoints; 0 saves one per epoch."""
-    keep: Count = 2
-    """Number of checkpoints to keep."""
-    loggers: str = "tensorboard"
-    """Trackers that get the metrics, besides the run directory: tensorboard, mlflow, wandb, several as in
-    tensorboard,mlflow, or none. mlflow and wandb need 'mixview[trackers]'."""
-    project: Annotated[str, ROOM] = "mixview"
-    """Project of Weights & Biases, and experiment of MLflow."""
-    tracking_uri: str | None = None
-    """Address of the MLflow server, such as http://localhost:5000; by default MLFLOW_TRACKING_URI."""
     estimate: bool = True
     """Try a few steps first, and estimate the time and memory of the run."""
-
-    def __post_init__(self) -> None:
-        check_options(self, "monitor")
-        logger_names(self.loggers, "--monitor.loggers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +211,7 @@ class PretrainConfig:
 
     data: str | None = None
     """Training images: a folder, or any other path, address or name (see `mixview data list`)."""
-    out: Annotated[str, ROOM] = "runs/first"
+    out: Annotated[str, NON_EMPTY] = "runs/first"
     """Run directory, which must not exist: settings, metrics, checkpoints, pictures and the encoder."""
     # A `MethodConfig` after construction, whose type would need torch.
     method: Any = DEFAULT_METHOD
@@ -234,7 +224,7 @@ class PretrainConfig:
 
     split: str | None = None
     """Part of the data to learn from, such as train or train[:5000]; by default the one for training."""
-    labels: Annotated[str, ROOM] | None = None
+    labels: Annotated[str, NON_EMPTY] | None = None
     """CSV file with the columns path and label, for the k-NN accuracy on images without labels of their own."""
     data_options: SourceOptions | None = None
     """Further options of the dataset, such as {"count": 2000, "size": 32} for scenes."""
@@ -242,10 +232,10 @@ class PretrainConfig:
     """Labeled images for the k-NN accuracy; by default the val or test part of the data, where there is one."""
     validation_split: str | None = None
     """Part of the validation images or, where none are given, of the data, for the k-NN accuracy."""
-    augment: Annotated[str, ROOM] | None = None
+    augment: Annotated[str, NON_EMPTY] | None = None
     """Augmentation policy: a name, a YAML file, or your own by import path, such as mine.policy; by default that of the
     method (its small variant for small images)."""
-    normalize: Annotated[str, ROOM] | None = None
+    normalize: Annotated[str, NON_EMPTY] | None = None
     """Normalization of the images: imagenet, weights (that of the initial weights), measured (on a sample of images),
     or MEAN,STD of images from 0 to 1, such as 0.5,0.25, or all means and then all stds of the channels. By default what
     the augmentation says, if it does, or else that of the weights, or else ImageNet's."""
@@ -255,7 +245,7 @@ class PretrainConfig:
     """View size in pixels; by default 224, or the size of the images if they are small."""
     channels: Channels = 3
     """Channels of the images: 3 for color, 1 for grayscale, or as many as the files have."""
-    value_range: Annotated[str, ROOM] = "auto"
+    value_range: Annotated[str, NON_EMPTY] = "auto"
     """Black and white of images of more than 8 bits: auto (measured on a sample), LO,HI, percentiles such as p1,p99, or
     window (each DICOM file's own)."""
 
@@ -265,8 +255,8 @@ class PretrainConfig:
     """Number of stages of a ResNet, or blocks of a ViT, to freeze; the first layer (the stem, or the patch embedding)
     is frozen with them."""
     stop_if_worse: bool = False
-    """Stop when the k-NN accuracy is below that of the initial weights three times in a row, and keep the best encoder;
-    at the end, too, if it is below."""
+    """Stop when the k-NN accuracy stays below that of the initial weights for three evaluations, and keep the best
+    encoder. Also checked at the end of training."""
     stem: Literal["auto", "small", "standard"] = "auto"
     """Stem of a ResNet: small (3×3, no pooling) or standard; auto decides by the view size. Of small-vit: patches
     of 4 or of 16 pixels."""
@@ -276,7 +266,7 @@ class PretrainConfig:
     """Stochastic depth of a timm model or small-vit: probability that its last block is skipped, from 0 in the first
     on. Momentum encoders skip none."""
     mixing: MixingConfig = field(default_factory=MixingConfig)
-    """How views are mixed."""
+    """Mixing of views."""
 
     epochs: Epochs = 100
     """Passes over the images."""
@@ -312,7 +302,7 @@ class PretrainConfig:
     augment_device: Literal["cpu", "device"] = "cpu"
     """Device that makes the views: the CPU (in the workers), or the accelerator, which helps when it has few CPU
     cores."""
-    cache: Annotated[str, ROOM] | None = None
+    cache: Annotated[str, NON_EMPTY] | None = None
     """Folder for shrunk copies of the images, for large photographs and slow disks. The first epoch writes them, and
     any number of runs read them. Views always come from the copies."""
     cache_size: Side | None = None
@@ -322,7 +312,7 @@ class PretrainConfig:
     every view of it still has to be shrunk, in a third of the time."""
 
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    """How often the run logs, evaluates and saves."""
+    """Logging, online evaluation and checkpoints."""
     max_time: str | Positive | None = None
     """Stop gracefully after this time: 45m, 1h30m, 2d."""
     profile: Count | None = None
@@ -355,7 +345,7 @@ def method_config(method: Any) -> Any:
     options = method_group(method)
     name = options.pop("name", DEFAULT_METHOD)
     if not isinstance(name, str):
-        raise ValueError(f"--method must be the name of a method, got {brief(name)}")
+        raise ValueError(f"--method must be the name of a method, got {truncated_repr(name)}")
     kind = METHODS.load(name)
     check_names(options, [each.name for each in fields(kind)], "method", f"{name} has ")
     return kind(**tuples(options))
@@ -371,7 +361,7 @@ def from_plain(settings: Mapping[str, Any]) -> PretrainConfig:
             continue
         names = [each.name for each in fields(kind)]
         if not isinstance(group, Mapping):
-            raise ValueError(f"{name} must be a group of settings such as {names[0]}, got {brief(group)}")
+            raise ValueError(f"{name} must be a group of settings such as {names[0]}, got {truncated_repr(group)}")
         check_names(group, names, name)
         values[name] = kind(**tuples(group))
     return PretrainConfig(**values)

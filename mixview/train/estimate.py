@@ -1,4 +1,4 @@
-"""What a run is going to cost, and the largest batch that fits: by trying a few steps before it starts."""
+"""The cost of a run, and the largest batch that fits: by trying a few steps before it starts."""
 
 import gc
 import math
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     def __str__(self) -> str:
         return (
             f"about {duration(self.total_seconds)}, {self.seconds_per_step:.2g} s per step, "
-            f"{size(self.memory_bytes)} of memory"
+            f"{format_bytes(self.memory_bytes)} of memory"
         )
 
 
@@ -43,10 +43,10 @@ def estimate(
 
     Args:
         step: takes one step, data and all; whoever passes it puts the state back afterwards.
-        device: where it computes: the memory is this accelerator's, or this process's on the CPU.
-        trials: how many steps to take the median of.
+        device: the device, whose memory is measured: this accelerator's, or this process's on the CPU.
+        trials: number of steps to take the median of.
         at_most: seconds after which no further step is tried; the first one counts if it alone takes longer.
-        clock: what tells the time, in seconds.
+        clock: returns the time in seconds.
     """
     if steps_total < 1 or trials < 1:
         raise ValueError(f"steps_total and trials must be at least 1, got {steps_total} and {trials}")
@@ -58,7 +58,7 @@ def estimate(
         while len(seconds) <= trials and (not seconds or clock() - begin < at_most):
             start = clock()
             step()
-            wait(device)
+            synchronize(device)
             seconds.append(clock() - start)
 
     memory = peak_memory(run, device)
@@ -87,9 +87,9 @@ def largest_batch(
         try_batch: takes one whole step, optimizer included, with a batch of this size.
         start: the first batch to try; it should be a modest one.
         limit: no batch beyond this.
-        device: where it computes.
-        multiple: what the batch must be a multiple of.
-        share: of the CPU's free memory that may be used.
+        device: the device of the step.
+        multiple: divisor of the batch size.
+        share: share of the CPU's free memory that may be used.
         peak: measures a call's peak memory in bytes, `peak_memory` by default.
         available: the CPU's free memory in bytes, `available_memory` by default.
     """
@@ -151,11 +151,11 @@ def predict_limit(peak: Callable[[int], int], first: int, top: int, available: C
 
 
 def fits(run: Callable[[], None], device: torch.device) -> bool:
-    """Whether an accelerator has the memory for it; what a failed try left behind is freed."""
+    """Check whether an accelerator has the memory for a call; memory that a failed try left behind is freed."""
     enough = True
     try:
         run()
-        wait(device)
+        synchronize(device)
     except torch.OutOfMemoryError:
         enough = False
     # Out here the exception is gone, and with it the frames that held the tensors.
@@ -165,18 +165,18 @@ def fits(run: Callable[[], None], device: torch.device) -> bool:
     return enough
 
 
-def wait(device: torch.device) -> None:
-    """Until an accelerator has done what it was asked."""
+def synchronize(device: torch.device) -> None:
+    """Wait until an accelerator has done its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def peak_memory(run: Callable[[], None], device: torch.device) -> int:
-    """The most memory in use during `run`, in bytes: the accelerator's, or on the CPU what the process has resident."""
+    """The most memory in use during `run`, in bytes: the accelerator's, or the resident memory of this process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         run()
-        wait(device)
+        synchronize(device)
         return torch.cuda.max_memory_allocated(device)
     before, most, done = lifetime_peak(), resident_memory(), threading.Event()
 
@@ -216,7 +216,7 @@ def resident_memory() -> int:
 
 
 def available_memory() -> int:
-    """What this process may still take without driving out anything, in bytes: the machine's, and its container's."""
+    """The free memory in bytes, which this process can take without driving out anything, within its container."""
     free = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -237,6 +237,6 @@ def available_memory() -> int:
     return max(0, min(free))
 
 
-def size(count: int) -> str:
-    """Bytes in words: `3.1 GB`, `420 MB`."""
+def format_bytes(count: int) -> str:
+    """Bytes as text: `3.1 GB`, `420 MB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

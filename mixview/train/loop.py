@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixview.data.augment.policies import Normalize
 from mixview.data.loader import Batch, EpochSampler
@@ -19,26 +19,23 @@ from mixview.encoders.provenance import encoder_settings
 from mixview.encoders.weights import ENCODER_FILE
 from mixview.io.atomic import write_bytes
 from mixview.methods import Method, Targets, Views, backward, cached_backward
-from mixview.methods.base import unwrap
 from mixview.mixing import mix_strength_at, mixture_generators
 from mixview.objective import Objective, Term
 from mixview.rng import seed_from
-from mixview.runs.checkpoints import CheckpointError, Checkpoints
-from mixview.runs.devices import grad_scaler
-from mixview.runs.fabric import Fabric
-from mixview.runs.finite import check_finite
+from mixview.runs.checkpoints import Checkpoints
+from mixview.runs.engine import ResumableEngine
 from mixview.runs.graceful_stop import GracefulStop, seconds_of
 from mixview.runs.metric_logger import MetricLogger
 from mixview.runs.progress import Progress
 from mixview.runs.run_directory import RunDirectory, State, read_metrics
-from mixview.runs.waiting import WaitingTime, explain_waiting
-from mixview.train import gain
-from mixview.train.config import OptimizerConfig, PretrainConfig
+from mixview.train import starting_weights
+from mixview.train.config import PretrainConfig
 from mixview.train.estimate import estimate
 from mixview.train.monitor import Monitor
 from mixview.train.optim import set_learning_rate
 from mixview.train.profiler import StepProfiler
 from mixview.train.step_timer import Part, StepTimer, describe
+from mixview.train.waiting import DataWaitCheck, explain_waiting
 
 BEST_FILE = "encoder-best.safetensors"
 """The best encoder of a run that stops if it gets worse."""
@@ -47,7 +44,7 @@ LAST_FILE = "encoder-last.safetensors"
 
 
 class Run(NamedTuple):
-    """What a process trains with; `mixview.train.build.build` makes it."""
+    """The parts that a process trains with; `mixview.train.build.build` makes them."""
 
     config: PretrainConfig
     engine: "Engine"
@@ -56,21 +53,21 @@ class Run(NamedTuple):
     """Writes the encoder into a file of this name in the run directory, with this metadata."""
     notes: list[str]
     workers: int
-    """Processes that read images for this one."""
-    remedies: list[str]
-    """What makes reading faster."""
+    """Number of data loading workers of this process."""
+    hints: list[str]
+    """Ways to speed up data loading."""
 
 
 def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     """Train to the end, or until there is a reason to stop.
 
     Args:
-        run: what is trained, from the start or from a checkpoint.
+        run: the run, at its start or as a checkpoint left it.
         folder: the run directory, on the first process only: it alone logs, evaluates and saves.
-        notes: further ones to print at the start.
+        notes: further notes to print at the start.
     """
     config, engine, timer = run.config, run.engine, run.engine.timer
-    fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.batches.batches_per_epoch
+    fabric, settings, epoch_steps = engine.fabric, config.monitor, engine.sampler.batches_per_epoch
     assert config.batch_size != "auto"
     read_every = 1 if fabric.device.type == "cpu" else settings.log_every  # reading a value waits for an accelerator
     save_every = settings.checkpoint_every or epoch_steps
@@ -93,7 +90,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     ):
         for note in [*run.notes, *notes]:
             progress.say(note)
-        begin(run, folder, progress)
+        prepare_run(run, folder, progress)
         if folder is not None and engine.step == 0:
             logger.log_file(folder.path / "views.png")
         if folder is not None and engine.step == engine.steps:  # killed between the last checkpoint and its encoder
@@ -104,14 +101,14 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
         if is_evaluated(run, engine.step):  # the starting weights, or killed between a checkpoint and its evaluation
             if folder is not None and not was_evaluated(folder, engine.step):
                 evaluate(run, logger, progress)
-            worse = keep_best(run, folder, about)
+            worse = save_best_and_check_stop(run, folder, about)
 
-        waiting = WaitingTime(fabric.device)
+        waiting = DataWaitCheck(timer)
         while engine.step < engine.steps and reason is None and not worse:
-            engine.batches.set_epoch(*divmod(engine.step, epoch_steps))
+            engine.sampler.set_epoch(*divmod(engine.step, epoch_steps))
             began = time.process_time()
             timer.start("data")
-            for views, _ in waiting.timed(engine.loader):
+            for views, _ in engine.loader:
                 loss, lr = engine.take_step(views)
                 timer.start("other")
                 step = engine.step
@@ -119,15 +116,15 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 engine.cpu_seconds += time.process_time() - began
                 progress.update(step, config.batch_size, loss)
                 if waiting.is_long():
-                    rate = waiting.batches * config.batch_size / fabric.world_size / waiting.seconds
-                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.remedies))
+                    rate = waiting.steps * config.batch_size / fabric.world_size / waiting.seconds
+                    progress.say(explain_waiting(waiting.share, rate, run.workers, run.hints))
 
                 save = step % save_every == 0 or step == engine.steps or reason is not None
                 if step % read_every == 0 or save:
                     engine.check_finite(weights=save)
                 # Stopping adds neither line nor evaluation: the resumed run logs what an uninterrupted one does.
                 if step % settings.log_every == 0 or step % epoch_steps == 0:
-                    logged = {"epoch": engine.epoch, "loss": engine.loss_of_all(loss), "lr": lr}
+                    logged = {"epoch": engine.epoch, **engine.mean_of_all({"loss": loss}), "lr": lr}
                     logger.log(step, logged | timer.log())
                 if folder is not None and save:
                     folder.sync()
@@ -138,7 +135,7 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
                 if is_evaluated(run, step):  # after saving: a failure costs nothing
                     if folder is not None:
                         evaluate(run, logger, progress)
-                    worse = keep_best(run, folder, about)
+                    worse = save_best_and_check_stop(run, folder, about)
                     if folder is not None and worse and not save:
                         folder.sync()
                         checkpoints.save(engine.state(), step)
@@ -159,40 +156,42 @@ def train(run: Run, folder: RunDirectory | None, notes: list[str]) -> None:
     fabric.barrier()
 
 
-def keep_best(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
-    """After an evaluation: whether to stop, on every process, because the encoder stays worse than it was at first.
+def save_best_and_check_stop(run: Run, folder: RunDirectory | None, about: dict[str, str]) -> bool:
+    """Return True, on every process, if the encoder stays worse than the starting weights, so that training stops.
 
-    The best encoder of a run that may stop so is kept in a file of its own.
+    Call it after an evaluation. The best encoder of a run that may stop early is kept in a file of its own.
     """
     if not run.config.stop_if_worse:
         run.engine.fabric.barrier()
         return False
     records = [] if folder is None else read_metrics(folder.path)
-    if folder is not None and gain.best_step(records) == run.engine.step:
+    if folder is not None and starting_weights.best_step(records) == run.engine.step:
         run.export(about | run.engine.position(), BEST_FILE)
-    return bool(run.engine.fabric.broadcast(gain.stays_worse(records)))
+    return bool(run.engine.fabric.broadcast(starting_weights.should_stop_early(records)))
 
 
 def finish(run: Run, folder: RunDirectory, about: dict[str, str], progress: Progress) -> None:
-    """End a run: keep the better encoder if that was asked for, and say what has become of the starting weights."""
+    """End a run: keep the better encoder if requested, and compare with the starting weights."""
     engine, records = run.engine, read_metrics(folder.path)
-    kept = run.config.stop_if_worse and gain.is_worse(records) and (folder.path / BEST_FILE).is_file()
+    kept = run.config.stop_if_worse and starting_weights.is_worse(records) and (folder.path / BEST_FILE).is_file()
     if kept:
         run.export(about | engine.position(), LAST_FILE)
         with folder.explain_disk_error("write the encoder of"):
             write_bytes(folder.path / ENCODER_FILE, (folder.path / BEST_FILE).read_bytes())
-    comparison = gain.compare(records, kept)
+    comparison = starting_weights.compare(records, kept)
     early = f"stopped after epoch {engine.epoch:g}" if engine.step < engine.steps else ""
     message = ": ".join(filter(None, [early, comparison if early else None]))
     folder.set_status("finished", engine.step, engine.epoch, message, engine.cpu_seconds)
     if early:
-        progress.say(f"{early.capitalize()}: it stays worse than the starting weights (--no_stop_if_worse goes on).")
+        progress.say(
+            f"{early.capitalize()}: it stays worse than the starting weights (pass --no_stop_if_worse to continue)."
+        )
     progress.say(f"Done: {run.config.out}/encoder.safetensors")
     if comparison is not None:
         progress.say(comparison)
 
 
-def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
+def prepare_run(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
     """Bring the run directory to where training starts, draw some views, and estimate the cost."""
     engine = run.engine
     if folder is not None:
@@ -206,17 +205,17 @@ def begin(run: Run, folder: RunDirectory | None, progress: Progress) -> None:
                 run.monitor.save_views(folder.path / "views.png")
     steps_left = engine.steps - engine.step
     if run.config.monitor.estimate and steps_left > 0:
-        views = run.monitor.sample_views(engine.batches.batch_size // engine.fabric.world_size)
-        cost = estimate(lambda: engine.try_step(views), steps_left, device=engine.fabric.device, trials=2)
-        progress.say(f"{steps_left} steps to go: {cost}, without reading images and evaluating.")
+        views = run.monitor.sample_views(engine.sampler.batch_size // engine.fabric.world_size)
+        cost = estimate(lambda: engine.dry_run_step(views), steps_left, device=engine.fabric.device, trials=2)
+        progress.say(f"{steps_left} steps remaining: {cost} (excluding data loading and evaluation).")
 
 
 def is_evaluated(run: Run, step: int) -> bool:
-    """Whether the encoder is evaluated after this step: at the end of every so many epochs, and of the last.
+    """Return True if the encoder is evaluated after this step: every `eval_every` epochs, and after the last.
 
     Weights to start from are evaluated before the first step.
     """
-    every, epoch_steps = run.config.monitor.eval_every, run.engine.batches.batches_per_epoch
+    every, epoch_steps = run.config.monitor.eval_every, run.engine.sampler.batches_per_epoch
     if not every or step % epoch_steps:
         return False
     if not step:
@@ -225,7 +224,7 @@ def is_evaluated(run: Run, step: int) -> bool:
 
 
 def was_evaluated(folder: RunDirectory, step: int) -> bool:
-    """Whether the metrics of a run have an evaluation after this step."""
+    """Return True if the metrics of a run have an evaluation after this step."""
     return any(record["step"] == step and "loss" not in record for record in read_metrics(folder.path))
 
 
@@ -240,53 +239,42 @@ def evaluate(run: Run, logger: MetricLogger, progress: Progress) -> None:
         return
     logger.log(step, metrics | timer.log(wait=True))
     progress.update(step, 0, knn=metrics.get("knn"))
-    if not step and (text := gain.describe_start([{"step": step} | metrics])):
+    if not step and (text := starting_weights.describe_start([{"step": step} | metrics])):
         progress.say(text)
     if warning and step:  # what the starting weights are like is not for a lower learning rate to change
         progress.warn(warning)
 
 
 @dataclass
-class Engine:
-    """Everything a step needs. Nothing in it is random except by (seed, step, rank), so a step can be repeated."""
+class Engine(ResumableEngine):
+    """The parts of a step. Nothing in it is random except by (seed, step, rank), so a step can be repeated."""
 
-    fabric: Fabric
-    module: nn.Module
-    """The method, set up by Fabric."""
-    optimizer: torch.optim.Optimizer
-    settings: OptimizerConfig
+    state_key = "method"
+
+    config: PretrainConfig
     objective: Objective
-    batches: EpochSampler
+    sampler: EpochSampler
     loader: Iterable[Batch]
-    epochs: int
-    seed: int = 0
-    accumulate_grad_batches: int = 1
-    """Micro-batches per step and device."""
-    grad_cache: bool = False
-    """Accumulate by cached gradients, so that the negatives are the whole batch's."""
-    mix_groups: int = 1
-    warmup: tuple[float, float] | None = None
-    """The shares of training between which mixtures grow."""
     channels_last: bool = False
-    step: int = 0
-    """Optimizer steps that are done."""
+    """Memory format of the views: as configured, where the encoder supports it."""
     cpu_seconds: float = 0.0
-    """Processor time that they took this process, including views that it makes itself, without evaluating, saving."""
+    """CPU time of these steps in this process, with the views that it makes itself; without evaluation and saving."""
 
     def __post_init__(self) -> None:
-        self.method: Method = unwrap(self.module)
+        super().__post_init__()
+        assert isinstance(self.network, Method)
+        self.method: Method = self.network
         self.timer = StepTimer(self.fabric.device)
-        self.finite = torch.ones((), dtype=torch.bool, device=self.fabric.device)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        return self.epochs * self.batches.batches_per_epoch
+        """Number of optimizer steps of the whole run."""
+        return self.config.epochs * self.sampler.batches_per_epoch
 
     @property
     def epoch(self) -> float:
-        """Epochs that are done."""
-        return self.step / self.batches.batches_per_epoch
+        """Number of epochs done."""
+        return self.step / self.sampler.batches_per_epoch
 
     def position(self) -> dict[str, str]:
         """Step and epoch as text, for the encoder's file."""
@@ -296,16 +284,14 @@ class Engine:
         """One optimizer step on this process's part of a batch; returns the loss and the learning rate."""
         self.timer.start("forward")
         views = [self.to_device(view) for view in views]
-        lr = set_learning_rate(self.optimizer, self.settings, self.epoch, self.epochs)
-        self.seed_generators(seed_from("step", self.seed, self.step, self.fabric.global_rank))  # dropout, if any
+        lr = set_learning_rate(self.optimizer, self.config.optimizer, self.epoch, self.config.epochs)
+        self.seed_generators(seed_from("step", self.config.seed, self.step, self.fabric.global_rank))  # dropout, if any
         loss, targets = self.accumulate_gradient(views)
         self.timer.start("update")
         self.finite &= torch.isfinite(loss)
-        if self.settings.clip is not None:
+        if (clip := self.config.optimizer.clip) is not None:
             # An overflow is no error here: a scaler skips the step, and without one `check_finite` finds the weights.
-            self.fabric.clip_gradients(
-                self.module, self.optimizer, max_norm=self.settings.clip, error_if_nonfinite=False
-            )
+            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=clip, error_if_nonfinite=False)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.method.update(*targets, progress=self.step / self.steps)  # EMA and queue
@@ -320,18 +306,19 @@ class Engine:
 
     def accumulate_gradient(self, views: Views) -> tuple[Tensor, list[Targets]]:
         """The gradient of the step, micro-batch by micro-batch; the mean loss and all targets."""
-        if self.grad_cache and self.accumulate_grad_batches > 1:
+        micro_batches = self.config.accumulate_grad_batches
+        if self.config.grad_cache and micro_batches > 1:
             return self.cached_gradient(views)
         total, targets = torch.zeros((), device=views[0].device), []
-        parts = list(zip(*(view.chunk(self.accumulate_grad_batches) for view in views), strict=True))
+        parts = list(zip(*(view.chunk(micro_batches) for view in views), strict=True))
         for number, part in enumerate(parts):
             share = len(part[0]) / len(views[0])
-            group = self.fabric.global_rank * self.accumulate_grad_batches + number
+            group = self.fabric.global_rank * micro_batches + number
             loss, target = backward(
                 self.module,
                 part,
                 self.draw_terms(part[0], group),
-                call=partial(self.go_backward, share=share),
+                call=partial(self.backward, share=share),
                 no_sync=self.no_sync,
                 sync=number == len(parts) - 1,
             )
@@ -345,78 +332,36 @@ class Engine:
             self.module,
             views,
             self.draw_terms(views[0], self.fabric.global_rank),
-            micro_batch=-(-len(views[0]) // self.accumulate_grad_batches),
-            call=partial(self.go_backward, then="backward"),  # the second forward pass included
+            micro_batch=-(-len(views[0]) // self.config.accumulate_grad_batches),
+            call=partial(self.backward, then="backward"),  # the second forward pass included
             context=self.fabric.autocast,
         )
         return loss, [target]
 
     def draw_terms(self, images: Tensor, group: int) -> list[Term]:
         """The objective's terms of this step for one group of images."""
-        generators = mixture_generators(self.seed, self.step, rank=group, mix_groups=self.mix_groups)
-        return self.objective.draw(
-            images, generators, mix_strength=mix_strength_at(self.step / self.steps, self.warmup)
-        )
+        mixing = self.config.mixing
+        generators = mixture_generators(self.config.seed, self.step, rank=group, mix_groups=mixing.mix_groups)
+        mix_strength = mix_strength_at(self.step / self.steps, mixing.warmup)
+        return self.objective.draw(images, generators, mix_strength=mix_strength)
 
-    def go_backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
-        """Go backward through this share of a loss; `then` is what the time after it counts for."""
+    def backward(self, loss: Tensor, *, share: float = 1, then: Part = "forward") -> None:
+        """Go backward through this share of a loss; the time after it counts for the part `then`."""
         self.timer.start("backward")
         self.fabric.backward(loss * share if share != 1 else loss)
         self.timer.start(then)
 
     def no_sync(self) -> AbstractContextManager[object]:
         """The context in which gradients do not cross processes."""
-        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)  # type: ignore[arg-type]
+        context: AbstractContextManager[object] = self.fabric.no_backward_sync(self.module)
         return context
 
     def to_device(self, view: Tensor) -> Tensor:
         memory = torch.channels_last if self.channels_last else torch.preserve_format
         return view.to(self.fabric.device, non_blocking=True, memory_format=memory)
 
-    def check_finite(self, *, weights: bool = False) -> None:
-        """Raise, on every process, when any loss so far was not finite on any of them.
-
-        Reads a value back: not for every step on an accelerator.
-
-        Args:
-            weights: check the weights too, before they are saved: a gradient can overflow where its loss did not.
-        """
-        checked = list(self.method.parameters()) if weights else []
-        check_finite(self.fabric, self.finite, checked, f"step {self.step} (epoch {self.epoch:.2f})")
-
-    @torch.no_grad()
-    def loss_of_all(self, loss: Tensor) -> float:
-        """The mean over processes."""
-        mean: Any = self.fabric.all_reduce(loss.detach(), reduce_op="mean")
-        return float(mean)
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a run needs to resume as if nothing had happened."""
-        scaler = grad_scaler(self.fabric)
-        return {
-            "method": self.method.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": None if scaler is None else scaler.state_dict(),
-            "step": self.step,
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        try:
-            self.method.load_state_dict(state["method"])
-            self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit this {type(self.method).__name__}: it is of another method, backbone or "
-                "optimizer; put back the run's own, or start a new run with another --out"
-            ) from error
-        scaler = grad_scaler(self.fabric)
-        if scaler is not None and state["scaler"] is not None:
-            scaler.load_state_dict(state["scaler"])
-        self.step = int(state["step"])
-
-    def try_step(self, views: Views) -> None:
-        """Forward and backward of one step, without a trace: to see what it costs."""
+    def dry_run_step(self, views: Views) -> None:
+        """Forward and backward of one step, which changes nothing: to measure its cost."""
         with torch.random.fork_rng(devices=[] if self.fabric.device.type == "cpu" else None):
             buffers = {name: buffer.clone() for name, buffer in self.method.named_buffers()}
             self.accumulate_gradient(views)

@@ -25,7 +25,7 @@ from mixview.methods import Method
 from mixview.mixing import Mixture, mixture_generators
 from mixview.objective import Objective
 from mixview.runs.fabric import Fabric
-from mixview.train.collapse import diagnose, verdict
+from mixview.train.collapse import collapse_warning, diagnose
 
 
 class KNNImages(NamedTuple):
@@ -50,11 +50,11 @@ def hold_out(
 
     Args:
         source: all images that were given to learn from.
-        data: where they come from, as in the settings.
-        options: of the dataset.
+        data: origin of these images, as in the settings.
+        options: options of the dataset.
         validation: another dataset to evaluate with.
         share: the share of the images that is held out if there is no other part to evaluate with.
-        seed: which ones.
+        seed: seed that chooses them.
         validation_split: the part of `validation`, or of the data, to evaluate with.
     """
     if validation is not None or validation_split is not None:
@@ -65,14 +65,14 @@ def hold_out(
         if source.labels() is not None and source.classes == queries.classes:
             note = f"k-NN: feature bank from the data, {len(queries)} queries from {validation}."
             return source, KNNImages(drop_unlabeled(source)[0], drop_unlabeled(queries)[0]), note
-        return source, halve(queries, seed), f"k-NN: feature bank and queries from {validation}."
+        return source, split_bank_and_queries(queries, seed), f"k-NN: feature bank and queries from {validation}."
     if source.labels() is None:
         return source, None, "The images have no labels: there will be no k-NN accuracy."
     for name, part in other_parts(data, source, ("val", "test"), **options):
         if part.labels() is None:
             continue
         if source.classes != part.classes:  # labels count the classes of their own part
-            return source, halve(part, seed), f"k-NN: feature bank and queries from the {name} part."
+            return source, split_bank_and_queries(part, seed), f"k-NN: feature bank and queries from the {name} part."
         queries = drop_unlabeled(part)[0]
         note = f"k-NN: {len(queries)} images of the {name} part are the queries."
         return source, KNNImages(drop_unlabeled(source)[0], queries), note
@@ -84,14 +84,14 @@ def hold_out(
     return learned, KNNImages(drop_unlabeled(learned)[0], queries), note
 
 
-def halve(source: Source, seed: int) -> KNNImages:
+def split_bank_and_queries(source: Source, seed: int) -> KNNImages:
     """Half of the images as feature bank, and half as queries."""
     source, _ = drop_unlabeled(source)
     bank = take_fraction(source, 0.5, seed)
     return KNNImages(bank, without(source, bank))
 
 
-def separate(knn: KNNImages, images: int) -> tuple[KNNImages | None, str]:
+def drop_shared_images(knn: KNNImages, images: int) -> tuple[KNNImages | None, str]:
     """The feature bank and the queries that the k-NN really uses, and a note (empty if they share no image).
 
     A query whose copy is in the bank finds itself, so images that are in both, by content, leave the bank. Where that
@@ -119,15 +119,15 @@ def note_trained_on(run: Path, knn: KNNImages) -> list[str]:
     queries = content_hashes(knn.queries, range(len(knn.queries)))
     learned = read_training_images(run, [])
     shared = learned and learned.shared(queries, "k-NN queries")
-    return [f"{shared}: the k-NN accuracy is not that of unseen images."] if shared else []
+    return [f"{shared}: the k-NN accuracy is not measured on unseen images."] if shared else []
 
 
-def names_parents(mixture: Mixture) -> bool:
-    """Whether any image has a partner other than itself: none has with SIM, nor by what MixAug says."""
+def has_mixtures(mixture: Mixture) -> bool:
+    """Return True if any image has a partner other than itself, which none has with SIM and MixAug."""
     return not torch.equal(mixture.partner, mixture.own)
 
 
-def to_shape(crops: Tensor, views: Tensor) -> Tensor:
+def upsample_to(crops: Tensor, views: Tensor) -> Tensor:
     """Local crops at the size of global views, each pixel repeated, so that one picture shows both."""
     if crops.shape == views.shape:
         return crops
@@ -141,10 +141,10 @@ class Monitor:
     Args:
         fabric: device and precision.
         method: the method whose encoder is evaluated.
-        objective: what it is trained under: says how views are mixed.
-        images: the images that it learns from.
-        policy: how each view is made.
-        knn: labeled images for the k-NN accuracy, where there are any, as `separate` returns them.
+        objective: the objective of the run, which mixes views.
+        images: the training images.
+        policy: the augmentation of each view.
+        knn: labeled images for the k-NN accuracy, where there are any, as `drop_shared_images` returns them.
         seed: seed of the views and mixtures.
         exact_decoding: decode large images whole for the views.
     """
@@ -174,7 +174,7 @@ class Monitor:
         self.views = list(views)
         # Drawn once, so that evaluations of different epochs compare.
         terms = objective.draw(self.views[0], mixture_generators(seed, 0))
-        self.mixture = next((term.mixture for term in terms if names_parents(term.mixture)), None)
+        self.mixture = next((term.mixture for term in terms if has_mixtures(term.mixture)), None)
         self.decoder = images.decoder
         self.prepare = CenterCrop(self.size, self.normalize)
 
@@ -194,7 +194,7 @@ class Monitor:
                     metrics["knn"] = self.knn_accuracy(network.encoder, self.knn)
         finally:
             network.train(training)
-        return metrics, verdict(diagnostics, min(first.shape))
+        return metrics, collapse_warning(diagnostics, min(first.shape))
 
     def knn_accuracy(self, encoder: nn.Module, images: KNNImages) -> float:
         """The share of queries whose nearest neighbors in the feature bank have their label."""
@@ -221,14 +221,14 @@ class Monitor:
         return torch.cat(parts)
 
     def sample_views(self, count: int) -> list[Tensor]:
-        """This many views, on the device, to try a step with."""
+        """A number of views, on the device, to try a step with."""
         index = torch.arange(count) % len(self.views[0])
         return [view[index].to(self.fabric.device) for view in self.views]
 
     def save_views(self, path: Path, count: int = 8) -> None:
         """Draw what people check first: views of some images and, where the objective mixes, their mixtures."""
         first = self.views[0][:count]
-        rows = [to_shape(view[:count], first) for view in self.views]
+        rows = [upsample_to(view[:count], first) for view in self.views]
         for term in self.objective.draw(first, mixture_generators(0, 0)):
             if not term.mixture.is_identity:
                 rows.append(term.mixture(first))

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from mixview.encoders.layers import learning_rate_scales
+from mixview.lars import LARS, step_decay
 from mixview.methods import Method
-from mixview.optim import LARS, step_decay
 from mixview.train.config import OptimizerConfig
 
 
@@ -62,7 +62,7 @@ def parameter_groups(method: Method, settings: OptimizerConfig, batch_size: int)
 
 
 def layer_scales(method: Method, settings: OptimizerConfig) -> dict[int, float]:
-    """What the learning rate of each parameter of the encoder is multiplied by, by its id; empty without decay."""
+    """The factor of the learning rate of each parameter of the encoder, by its id; empty without decay."""
     if settings.layer_decay is None:
         return {}
     scales = learning_rate_scales(method.encoder, settings.layer_decay)
@@ -95,7 +95,7 @@ def build_optimizer(
     Args:
         batch_size: images per step, over all processes and micro-batches.
         fused: one kernel for all tensors, where torch has one for their device.
-        scaled: whether gradients are scaled (fp16). A fused optimizer undoes the scale inside its step, too late to
+        scaled: gradients are scaled (fp16). A fused optimizer undoes the scale inside its step, too late to
             clip, so clipping then takes one that is not fused.
     """
     fused = fused and not (scaled and settings.clip is not None)
@@ -110,7 +110,7 @@ def build_optimizer(
 
 
 def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch has fused optimizers for such tensors: found by trying, as it has no public list of them."""
+    """Check whether torch has fused optimizers for such tensors, by trying, as it has no public list of them."""
     try:
         probe = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
         probe.grad = torch.zeros_like(probe)
@@ -122,7 +122,7 @@ def has_fused_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def schedule_factor(settings: OptimizerConfig, epoch: float, epochs: float) -> float:
-    """What the highest learning rate is multiplied by after `epoch` of `epochs`: 0 to 1.
+    """The factor of the peak learning rate after `epoch` of `epochs`: 0 to 1.
 
     The warm-up rises from 0; the cosine then runs from 1 to 0 over what is left (SimCLR, BYOL; without a warm-up it is
     MoCo's and SimSiam's). Milestones count from the start of training, warm-up included.

@@ -14,7 +14,7 @@ from mixview.runs.devices import launch_once, make_fabric
 from mixview.runs.launching import explain_lost_peer, one_training_per_process
 from mixview.runs.run_directory import RunDirectory, record_failure, start_or_resume
 from mixview.runs.trackers import check_loggers
-from mixview.train.build import build, check_early, open_data, resolve
+from mixview.train.build import build, open_data, resolve, validate
 from mixview.train.config import EARLIER, MAY_CHANGE, PretrainConfig, from_plain, to_plain
 from mixview.train.loop import train
 from mixview.train.monitor import note_trained_on
@@ -35,7 +35,7 @@ def pretrain(config: PretrainConfig | None = None, /, **settings: Any) -> Path:
         'scenes'
     """
     if config is not None and settings:
-        raise TypeError(f"give a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
+        raise TypeError(f"pass a PretrainConfig or its fields, not both: got a config and {', '.join(settings)}")
     with one_training_per_process():
         return pretrain_alone(from_plain(settings) if config is None else config)
 
@@ -43,7 +43,7 @@ def pretrain(config: PretrainConfig | None = None, /, **settings: Any) -> Path:
 def pretrain_alone(config: PretrainConfig) -> Path:
     """`pretrain`, when nothing else trains in this process. Every mistake that can be found early ends in here."""
     check_loggers(config.monitor)
-    config = check_early(config)
+    config = validate(config)
     data = open_data(config)
     fabric = make_fabric(
         devices=config.devices, nodes=config.nodes, accelerator=config.accelerator, precision=config.precision

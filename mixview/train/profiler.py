@@ -25,10 +25,10 @@ class StepProfiler:
     """Profiles some steps of a run, the first two left out.
 
     Args:
-        path: where the trace is written.
-        steps: how many steps; None profiles nothing.
+        path: file of the trace.
+        steps: number of steps; None profiles nothing.
         timer: the timer of the run, whose parts are shown in the trace.
-        device: where the networks are.
+        device: the device of the networks.
         say: prints text.
     """
 

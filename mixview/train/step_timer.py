@@ -1,4 +1,4 @@
-"""Where the time of training goes: to data, the forward and backward passes, the update, evaluation, or anything else.
+"""The time of each part of training: data, the forward and backward passes, the update, evaluation, anything else.
 
 timer = StepTimer(device)
 timer.start("data")        # what comes next is data loading …
@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 
 Part = Literal["data", "forward", "backward", "update", "evaluation", "other"]
-"""What the time of training goes to; `other` is logging and saving."""
+"""A part of training; `other` is logging and saving."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -26,7 +26,7 @@ class StepTimer:
     kernels, and the time of `data` is what the GPU stands idle until a batch is there. Elsewhere a clock is read.
 
     Args:
-        device: where the networks are.
+        device: the device of the networks.
         clock: returns the time in seconds; not used on CUDA.
     """
 
@@ -69,7 +69,7 @@ class StepTimer:
         """Seconds of each part until now.
 
         Args:
-            wait: for the kernels of now; otherwise CUDA's times are those up to the last event that has happened.
+            wait: wait for all kernels; otherwise CUDA's times are those up to the last event that has happened.
         """
         self.start(self.part)
         if wait and self.on_cuda:
@@ -107,7 +107,7 @@ def shares(seconds: Mapping[Part, float]) -> dict[Part, float]:
 
 
 LABELS: dict[Part, str] = {"data": "data loading", "other": "logging and saving"}
-"""What parts are called where their name is not enough."""
+"""Labels of parts whose name is not enough."""
 
 
 def describe(seconds: Mapping[Part, float]) -> str:

@@ -12,7 +12,7 @@ from mixview.experiments import command, plots, results
 from mixview.experiments import spec as grid
 from mixview.experiments.file_names import slug
 from mixview.experiments.runner import Runner
-from mixview.io.terminal import printable
+from mixview.io.terminal import escape_control_chars
 from tests.experiments.trials import invented, trial
 from tests.report.damage import HOSTILE, WHOLE, every_oddity
 
@@ -120,7 +120,7 @@ def test_texts_embed_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "<script" not in page
     assert page.count("<section") == 1
     printed = capsys.readouterr().out
-    assert printed == printable(printed, keep="\n")
+    assert printed == escape_control_chars(printed, keep="\n")
 
 
 def test_a_page_embeds_only_pictures_below_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 from mixview.cli import COMMANDS, Command, Group, load
 from mixview.commands.pretrain import build_parser
 from mixview.extensions import METHODS
-from mixview.parsing import configure, finish, make_parser
+from mixview.parsing import add_switches, configure, make_parser
 
 LEAVES = (str, int, float, bool, type(None), Path)
 CONTAINERS = (dict, list, tuple, typing.Union, types.UnionType, Literal)
@@ -36,7 +36,7 @@ def below(words: tuple[str, ...], command: Command | Group) -> Iterator[tuple[tu
         yield words, build_parser(prog, [])
     else:
         parser = make_parser(prog, load(command.target))
-        finish(parser)
+        add_switches(parser)
         yield words, parser
 
 

@@ -9,23 +9,23 @@ import pytest
 from rich.console import Console
 
 import mixview
-from mixview.io.terminal import inline, plain, print_warnings_plainly, printable, say
+from mixview.io.terminal import escape_control_chars, inline, print_warnings_plainly, say, to_rich_text
 
 ESCAPE = "\x1b]0;title\x07\x1b[2J\rname\u202e\x9b31m"
 
 
 def test_control_characters_are_spelled_out() -> None:
-    assert printable("a\x1b[31m\n\u202e\udcff") == "a\\x1b[31m\\n\\u202e\\udcff"
-    assert printable("Größe 日本 100 % [x] 🦊") == "Größe 日本 100 % [x] 🦊"
-    assert printable(printable(ESCAPE)) == printable(ESCAPE)
-    assert printable("a\nb", keep="\n") == "a\nb"
+    assert escape_control_chars("a\x1b[31m\n\u202e\udcff") == "a\\x1b[31m\\n\\u202e\\udcff"
+    assert escape_control_chars("Größe 日本 100 % [x] 🦊") == "Größe 日本 100 % [x] 🦊"
+    assert escape_control_chars(escape_control_chars(ESCAPE)) == escape_control_chars(ESCAPE)
+    assert escape_control_chars("a\nb", keep="\n") == "a\nb"
 
 
 def test_what_is_said_and_what_rich_prints(capsys: pytest.CaptureFixture[str]) -> None:
     say(f"one\n{ESCAPE}")
-    assert capsys.readouterr().out == f"one\n{printable(ESCAPE)}\n"
+    assert capsys.readouterr().out == f"one\n{escape_control_chars(ESCAPE)}\n"
     shown = io.StringIO()
-    Console(file=shown, force_terminal=True, width=200).print(plain(f"[red]:smile:{ESCAPE}[/nothing]"))
+    Console(file=shown, force_terminal=True, width=200).print(to_rich_text(f"[red]:smile:{ESCAPE}[/nothing]"))
     assert "[red]:smile:\\x1b]0;title" in shown.getvalue()
     assert "\x07" not in shown.getvalue()
 
@@ -34,7 +34,7 @@ def test_warnings_are_text_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
     print_warnings_plainly()
     assert warnings.formatwarning(ESCAPE, UserWarning, "a.py", 1, "").startswith(
-        f"a.py:1: UserWarning: {printable(ESCAPE)}"
+        f"a.py:1: UserWarning: {escape_control_chars(ESCAPE)}"
     )
 
 
@@ -43,12 +43,12 @@ def test_text_is_itself_in_markdown() -> None:
     assert inline("# 100 %") == "\\# 100 %"
 
 
-SPOKEN = {"plain", "Markdown", "table", "names", "kinds"}
-"""What rich prints here: texts made by `plain`, and tables, whose cells are."""
+SPOKEN = {"to_rich_text", "Markdown", "table", "names", "kinds"}
+"""What rich prints here: texts made by `to_rich_text`, and tables, whose cells are."""
 
 
 def test_nothing_is_printed_by_any_other_way() -> None:
-    """`print` is only in `say`; what rich is given is a constant, or went through `plain`."""
+    """`print` is only in `say`; what rich is given is a constant, or went through `to_rich_text`."""
     found = []
     folder = Path(mixview.__file__).parent
     for path in sorted(folder.rglob("*.py")):

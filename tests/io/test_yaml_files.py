@@ -25,7 +25,7 @@ BOMB = "\n".join(["a: &a [x, x]", *(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" fo
         ("a: !!int x", "holds a value that YAML does not have"),
         (
             "about: {trust_remote_code: true}",
-            "sets trust_remote_code, which no file can: give --trust_remote_code on the command line",
+            "sets trust_remote_code, which no file can: pass --trust_remote_code on the command line",
         ),
         ("x: " + "y" * 300_000, "has more than 64 kB"),
     ],

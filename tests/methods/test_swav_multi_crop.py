@@ -8,6 +8,7 @@ from lightly.loss import SwaVLoss
 from torch import Tensor
 
 import mixview
+from benchmarks.step_memory import step_memory
 from mixview import CutMix, Identity, bsim, mixture_generators, sim
 from mixview.data.augment.policies import load_policy
 from mixview.encoders import backbones
@@ -16,7 +17,6 @@ from mixview.methods import SwAV, SwAVConfig, backward
 from mixview.nn import MLP
 from mixview.objective import Term
 from mixview.train.config import MixingConfig, PretrainConfig
-from mixview.train.memory import step_memory
 from tests.methods.test_dino import crops
 from tests.networks import OBJECTIVES, WIDTH, encoder
 from tests.reference import sinkhorn as slow_sinkhorn
@@ -169,11 +169,11 @@ def test_mistakes(tmp_path: Path) -> None:
         return str(error.value)
 
     text = refused(method="byol", augment="dino-small")
-    assert "--augment dino-small makes 6 views of an image, and byol needs 2: choose another augmentation" in text
+    assert "--augment dino-small makes 6 views per image, but byol takes 2: choose another augmentation" in text
     text = refused(
         method="swav", augment="swav-multi-crop-small", objective="unmix", mixing=MixingConfig(lam_per="batch")
     )
-    assert "makes 6 views of an image, and swav under unmix needs 2" in text
+    assert "makes 6 views per image, but swav under unmix takes 2" in text
     own = tmp_path / "own.yaml"
     own.write_text("views:\n  - {crop: {size: 32}}\n  - {crop: {size: 96}}\n")
     text = refused(method="swav", augment=str(own))

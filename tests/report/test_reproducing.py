@@ -9,7 +9,7 @@ import pytest
 from mixview.cli import main
 from mixview.methods import SimCLRConfig
 from mixview.report.reproducing import command
-from mixview.runs.run_directory import plain
+from mixview.runs.run_directory import to_serializable
 from mixview.train.config import MixingConfig, MonitorConfig, OptimizerConfig, PretrainConfig, to_plain
 
 
@@ -42,7 +42,7 @@ def test_the_command_means_the_same_settings(options: dict[str, Any], monkeypatc
     wanted = PretrainConfig(**options, out="runs/again")
     given: list[PretrainConfig] = []
     monkeypatch.setattr("mixview.train.pretraining.pretrain", lambda config: given.append(config) or Path())
-    words = shlex.split(command(plain(to_plain(wanted), "config")))
+    words = shlex.split(command(to_serializable(to_plain(wanted), "config")))
     assert words[:2] == ["mixview", "pretrain"]
     main(words[1:])
-    assert plain(to_plain(given[0]), "config") == plain(to_plain(wanted), "config")
+    assert to_serializable(to_plain(given[0]), "config") == to_serializable(to_plain(wanted), "config")

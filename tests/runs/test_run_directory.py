@@ -25,8 +25,8 @@ from mixview.runs.run_directory import (
     describe_environment,
     encode,
     parse,
-    plain,
     read_metrics,
+    to_serializable,
 )
 
 CONFIG = {
@@ -153,7 +153,11 @@ def test_settings_must_be_plain(tmp_path: Path) -> None:
     class Color(Enum):
         red = "r"
 
-    assert plain({"a": (1, Path("x")), 2: Color.red, "s": {3, 1}}, "config") == {"a": [1, "x"], "2": "r", "s": [1, 3]}
+    assert to_serializable({"a": (1, Path("x")), 2: Color.red, "s": {3, 1}}, "config") == {
+        "a": [1, "x"],
+        "2": "r",
+        "s": [1, 3],
+    }
     with pytest.raises(TypeError, match=r"config.mixer\[0\] is a ReLU, which has no place in a run folder"):
         RunDirectory.create(tmp_path / "a", {"mixer": [torch.nn.ReLU()]}, DATA)
 

@@ -155,7 +155,7 @@ def test_a_tracker_that_fails_is_left_out_once(tmp_path: Path, monkeypatch: pyte
         (
             "mlflow",
             {},
-            "needs the address of its server: give tracking_uri, such as",
+            "needs the address of its server: pass tracking_uri, such as",
         ),
         ("mlflow", {"tracking_uri": "file:/etc"}, "the address of an MLflow server, such as .*, not 'file:/etc'"),
         ("tensorboard,mlfow", {}, "--monitor.loggers takes tensorboard, mlflow, wandb.*'mlfow': did you mean mlflow"),

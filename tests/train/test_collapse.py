@@ -10,12 +10,12 @@ from mixview import CutMix, Identity, Mixture, Mixup
 from mixview.train.collapse import (
     Diagnostics,
     alignment,
+    collapse_warning,
     diagnose,
     effective_rank,
     feature_std,
     mixture_fit,
     uniformity,
-    verdict,
 )
 
 
@@ -89,7 +89,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
 )
 def test_verdict(case: str, says: str | None) -> None:
     features = CASES[case]()
-    warning = verdict(diagnose(features, features), dim=min(features.shape))
+    warning = collapse_warning(diagnose(features, features), dim=min(features.shape))
     if says is None:
         assert warning is None
     else:

@@ -17,7 +17,7 @@ from mixview.encoders.loading import load, weights_normalize
 from mixview.report.content import describe_settings
 from mixview.report.runs import read_run
 from mixview.runs.run_directory import read_metrics
-from mixview.train import gain, loop
+from mixview.train import loop, starting_weights
 from tests.train.running import assert_same_runs, last_state, stopped_at, tiny
 
 SMALL: dict[str, Any] = {"backbone": "small", "data_options": {"count": 48, "size": 16}}
@@ -133,7 +133,7 @@ def test_the_starting_weights_are_evaluated_and_change_nothing(
     records = read_metrics(watched)
     assert records[0]["step"] == 0
     assert {"knn", "std", "effective_rank"} <= records[0].keys()
-    sentence = gain.compare(records)
+    sentence = starting_weights.compare(records)
     assert sentence is not None
     assert error.strip().endswith(sentence)
     assert "Epoch 0, the starting weights: k-NN" in error
@@ -192,10 +192,10 @@ def test_a_run_that_gets_worse_stops_and_keeps_the_starting_weights(
 )
 def test_the_last_line(accuracies: list[float], sentence: str | None) -> None:
     records = [{"step": 4 * number, "std": 1.0, "knn": knn} for number, knn in enumerate(accuracies)]
-    assert gain.compare(records) == sentence
-    assert gain.compare([{"step": 4, "knn": 0.3, "std": 1.0}, {"step": 8, "knn": 0.4, "std": 1.0}]) is None
+    assert starting_weights.compare(records) == sentence
+    assert starting_weights.compare([{"step": 4, "knn": 0.3, "std": 1.0}, {"step": 8, "knn": 0.4, "std": 1.0}]) is None
 
 
 def test_without_labels_the_rank_is_compared() -> None:
     records = [{"step": step, "std": 0.5, "effective_rank": 3.0 + step} for step in (0, 4)]
-    assert str(gain.compare(records)).startswith("effective rank 3 → 7, std 0.5 → 0.5; without labels")
+    assert str(starting_weights.compare(records)).startswith("effective rank 3 → 7, std 0.5 → 0.5; without labels")

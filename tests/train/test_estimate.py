@@ -69,7 +69,7 @@ def fake_accelerator(monkeypatch: pytest.MonkeyPatch, holds: int) -> tuple[list[
         if batch_size > holds:
             raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(module, "wait", lambda device: None)
+    monkeypatch.setattr(module, "synchronize", lambda device: None)
     monkeypatch.setattr(module.gc, "collect", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     return tried, try_batch

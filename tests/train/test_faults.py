@@ -200,7 +200,9 @@ def test_a_checkpoint_of_another_method_is_refused(whole: Path, tmp_path: Path) 
     other = mixview.pretrain(**tiny(tmp_path / "other", method="byol", epochs=1))
     shutil.rmtree(out / "checkpoints")
     shutil.copytree(other / "checkpoints", out / "checkpoints")
-    with pytest.raises(SystemExit, match=r"mixview: the checkpoint does not fit this SimCLR: it is of another method"):
+    with pytest.raises(
+        SystemExit, match=r"mixview: the checkpoint does not fit this SimCLR: it is from another method"
+    ):
         main(command(out, "--resume", "--epochs", "3"))
     assert Checkpoints(out / "checkpoints").steps() == [4]
 

@@ -50,21 +50,26 @@ def some_views(steps: int = EPOCH_STEPS) -> list[tuple[tuple[Tensor, Tensor], Te
     return [((first, second), torch.arange(BATCH)) for first, second in pairs]
 
 
-def make_engine(method: Method, settings: OptimizerConfig, objective: Objective, **options: Any) -> Engine:
+def make_engine(
+    method: Method,
+    settings: OptimizerConfig,
+    objective: Objective,
+    mix_groups: int = 1,
+    warmup: tuple[float, float] | None = None,
+    **options: Any,
+) -> Engine:
     fabric = Fabric(accelerator="cpu", devices=1, precision="64-true")
     module, optimizer = fabric.setup(method, build_optimizer(method, settings, BATCH))
-    batches = EpochSampler(EPOCH_STEPS * BATCH, BATCH, SEED)
+    mixing = MixingConfig(mix_groups=mix_groups, warmup=warmup)
     return Engine(
         fabric=fabric,
         module=module,
+        network=method,
         optimizer=optimizer,
-        settings=settings,
+        config=PretrainConfig(optimizer=settings, mixing=mixing, epochs=EPOCHS, seed=SEED, **options),
         objective=objective,
-        batches=batches,
+        sampler=EpochSampler(EPOCH_STEPS * BATCH, BATCH, SEED),
         loader=some_views(),
-        epochs=EPOCHS,
-        seed=SEED,
-        **options,
     )
 
 
@@ -404,7 +409,7 @@ def test_a_run_synchronizes_batch_norm_where_the_method_does_not_shuffle(
     method = make(name, norm=True)
     norms = sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in method.modules())
     fabric = Fabric(accelerator="cpu", devices=1)
-    notes = build.adapt(PretrainConfig(channels_last=False), fabric, method, False)
+    notes = build.prepare_for_devices(PretrainConfig(channels_last=False), fabric, method, False)
     synchronized = sum(isinstance(layer, distributed.SYNCHRONIZED) for layer in method.modules())
     assert norms > 1
     assert synchronized == (0 if name == "moco-v2" else norms)

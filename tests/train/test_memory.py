@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.step_memory import RESERVE, encoder_cost, step_memory
 from mixview import recipes
 from mixview.encoders import backbones
 from mixview.methods import RunLength, backward
@@ -22,7 +23,6 @@ from mixview.train.config import (
     PretrainConfig,
     from_plain,
 )
-from mixview.train.memory import RESERVE, encoder_cost, step_memory
 from mixview.train.optim import build_optimizer
 from tests.train.running import small_method
 

@@ -13,7 +13,7 @@ from mixview.data.sources.identity import content_hashes
 from mixview.data.sources.registry import open_dataset
 from mixview.data.sources.splits import Subset, take_evenly
 from mixview.encoders.transforms import CenterCrop
-from mixview.train.monitor import KNNImages, hold_out, note_trained_on, separate
+from mixview.train.monitor import KNNImages, drop_shared_images, hold_out, note_trained_on
 from tests.data.writing import encode, write, write_classes
 from tests.train.running import tiny
 
@@ -82,7 +82,7 @@ def test_distinct_images_are_left_alone(tmp_path: Path) -> None:
     bank, queries = (
         open_dataset(write_distinct(tmp_path / name, 6, first)) for name, first in (("train", 0), ("val", 12))
     )
-    held, note = separate(KNNImages(bank, queries), 100)
+    held, note = drop_shared_images(KNNImages(bank, queries), 100)
     assert held == KNNImages(bank, queries)
     assert note == ""
 
@@ -94,7 +94,7 @@ def test_copies_by_other_names_leave_the_feature_bank(tmp_path: Path) -> None:
     for number in (2, 5, 13):
         name = "cat" if number < 10 else "dog"
         shutil.copy(tmp_path / "train" / name / f"{number:03d}.png", tmp_path / "val" / name / f"copy-{number}.png")
-    held, note = separate(KNNImages(open_dataset(tmp_path / "train"), open_dataset(tmp_path / "val")), 100)
+    held, note = drop_shared_images(KNNImages(open_dataset(tmp_path / "train"), open_dataset(tmp_path / "val")), 100)
     assert held is not None
     assert (len(held.bank), len(held.queries)) == (17, 9)
     assert not contents(held.bank) & contents(held.queries)
@@ -108,7 +108,7 @@ def test_copies_by_other_names_leave_the_feature_bank(tmp_path: Path) -> None:
 def test_the_same_images_are_parted(images: int, bank: int, queries: int, tmp_path: Path) -> None:
     """Only what the k-NN uses is compared; few images are parted as 3 to 1."""
     source = open_dataset(write_distinct(tmp_path, 20))
-    held, note = separate(KNNImages(source, source), images)
+    held, note = drop_shared_images(KNNImages(source, source), images)
     assert held is not None
     assert (len(held.bank), len(held.queries)) == (bank, queries)
     assert not contents(held.bank) & contents(held.queries)
@@ -124,7 +124,7 @@ def test_duplicates_within_a_folder_are_not_held_out_and_remembered(tmp_path: Pa
     left, held, _ = hold_out(source, str(tmp_path), {}, None, 0.2, 0)
     assert held is not None
     assert contents(held.bank) & contents(held.queries)
-    held, note = separate(held, 2000)
+    held, note = drop_shared_images(held, 2000)
     assert held is not None
     assert not contents(held.bank) & contents(held.queries)
     assert f"of the {len(left)} images in the feature bank are also among the {len(held.queries)} queries" in note
@@ -133,14 +133,14 @@ def test_duplicates_within_a_folder_are_not_held_out_and_remembered(tmp_path: Pa
 def test_images_that_are_all_the_same_give_no_accuracy(tmp_path: Path) -> None:
     for name in ("train/cat/a", "train/cat/b", "train/dog/c", "val/cat/d", "val/dog/e"):
         write(tmp_path / f"{name}.png", encode(0))
-    held, note = separate(KNNImages(open_dataset(tmp_path, "train"), open_dataset(tmp_path, "val")), 2000)
+    held, note = drop_shared_images(KNNImages(open_dataset(tmp_path, "train"), open_dataset(tmp_path, "val")), 2000)
     assert held is None
     assert note == (
         "There will be no k-NN accuracy: 3 of the 3 images in the feature bank are also among the 1 queries, by "
         "content."
     )
     options = tiny(tmp_path / "run", {"eval_every": 1}, data=str(tmp_path), data_options=None, batch_size=2, epochs=1)
-    with pytest.raises(SourceError, match=r"There will be no k-NN .*Give --validation or --validation_split other"):
+    with pytest.raises(SourceError, match=r"There will be no k-NN .*Pass other images as --validation or"):
         mixview.pretrain(**options, validation_split="val")
     assert not (tmp_path / "run").exists()
     mixview.pretrain(**options)  # nobody asked for this accuracy

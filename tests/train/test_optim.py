@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from mixview.lars import LARS
 from mixview.methods import BYOL, Method, MoCo, SimCLR, SimSiam
 from mixview.nn import MLP
-from mixview.optim import LARS
 from mixview.train.config import OptimizerConfig
 from mixview.train.optim import (
     build_optimizer,

@@ -18,7 +18,7 @@ from mixview.methods import Method
 from mixview.mixing import mixture_generators
 from mixview.runs.devices import grad_scaler
 from mixview.train import pretraining
-from mixview.train.config import OptimizerConfig
+from mixview.train.config import OptimizerConfig, PretrainConfig
 from mixview.train.loop import Engine
 from mixview.train.optim import build_optimizer
 from tests.networks import METHODS
@@ -62,17 +62,8 @@ def views() -> tuple[Tensor, Tensor]:
 def scaled_engine(settings: OptimizerConfig, accumulate_grad_batches: int = 1, scale: float = 2.0**16) -> Engine:
     fabric, method = scaled_fabric(scale), byol()
     module, optimizer = fabric.setup(method, build_optimizer(method, settings, 8, scaled=True))
-    return Engine(
-        fabric,
-        module,
-        optimizer,
-        settings,
-        OBJECTIVE,
-        EpochSampler(8, 8),
-        [],
-        1,
-        accumulate_grad_batches=accumulate_grad_batches,
-    )
+    config = PretrainConfig(optimizer=settings, epochs=1, accumulate_grad_batches=accumulate_grad_batches)
+    return Engine(fabric, module, method, optimizer, config, OBJECTIVE, EpochSampler(8, 8), [])
 
 
 def clipped_step(method: Method, settings: OptimizerConfig, accumulate_grad_batches: int) -> float:

@@ -379,11 +379,11 @@ def test_mistakes_name_what_is_allowed(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"data": None}, "there is nothing to learn from: give --data a folder of images"),
+        ({"data": None}, "no training data: pass --data FOLDER"),
         ({"data": "absent/folder"}, "there is neither a path nor a source named absent/folder"),
         (
             {"batch_size": 128},
-            "64 images to learn from do not fill a batch of 128: give --batch_size 64, or more images",
+            "64 training images do not fill a batch of 128: pass --batch_size 64, or use more images",
         ),
         ({"backbone": "resnet51"}, "the nearest are"),
         ({"augment": "simcrl"}, "simclr"),

@@ -30,7 +30,17 @@ from mixview.extensions import import_object, is_import_path
 from mixview.io.environment import process_rank
 from mixview.io.terminal import say
 from mixview.io.yaml_files import SettingsError, read_yaml
-from mixview.options import AtLeast, AtMost, NonNegativeFloat, Positive, Share, Side, brief, check_options, hint_at
+from mixview.options import (
+    AtLeast,
+    AtMost,
+    NonNegativeFloat,
+    Positive,
+    Share,
+    Side,
+    check_options,
+    suggestion,
+    truncated_repr,
+)
 
 BUILTIN = Path(__file__).parent / "builtin"
 MAX_OPERATIONS = 4
@@ -191,12 +201,13 @@ class Normalize:
             numbers = [float(each) for each in text.split(",")]
         except ValueError:
             raise ValueError(
-                f"{brief(text)} is not a normalization: pass imagenet, weights, measured, or MEAN,STD such as 0.5,0.25"
+                f"{truncated_repr(text)} is not a normalization: pass imagenet, weights, measured, or MEAN,STD such as "
+                "0.5,0.25"
             ) from None
         if len(numbers) % 2:
             raise ValueError(
-                f"{brief(text)} has {len(numbers)} numbers: pass as many means as standard deviations, first all "
-                "means, such as 0.5,0.25"
+                f"{truncated_repr(text)} has {len(numbers)} numbers: pass as many means as standard deviations, first "
+                "all means, such as 0.5,0.25"
             )
         half = len(numbers) // 2
         return cls(tuple(numbers[:half]), tuple(numbers[half:]))
@@ -315,7 +326,7 @@ def load_policy(
             announce_slow_path(name)
     else:
         raise ValueError(
-            f"there is no augmentation {name!r}{hint_at(name.lower(), names(), cutoff=0.4)}; pass your own "
+            f"there is no augmentation {name!r}{suggestion(name.lower(), names(), cutoff=0.4)}; pass your own "
             "as a YAML file, such as mine.yaml, or as package.module:factory"
         )
     largest = max(view.size for view in views)
@@ -402,7 +413,7 @@ def build(kind: type[Any], settings: object, group: str = "") -> Any:
     for key, value in settings.items():
         if key not in own:
             where = f"{group}.{key}" if group else str(key)
-            raise ValueError(f"there is no setting {where}{hint_at(key, own)}")
+            raise ValueError(f"there is no setting {where}{suggestion(key, own)}")
         groups = [each for each in (hints[key], *get_args(hints[key])) if each in GROUPS]
         if groups and value is not None:
             value = build(groups[0], value, str(key))

@@ -16,7 +16,7 @@ from mixview.data.sources.packed_strings import PackedStrings
 from mixview.data.value_range import Values
 from mixview.io.archives import array_header, open_archive, read_array
 from mixview.io.atomic import open_regular
-from mixview.io.terminal import printable
+from mixview.io.terminal import escape_control_chars
 from mixview.options import MAX_SHOWN
 
 
@@ -204,7 +204,8 @@ class Npy(ImageArray):
             images: Values = np.memmap(file, dtype, "r", header, shape, "F" if fortran else "C")
         except (OSError, ValueError, OverflowError) as error:
             raise SourceError(
-                f"{path} cannot be opened as .npy ({printable(str(error)[:MAX_SHOWN])}): save a plain array of numbers"
+                f"{path} cannot be opened as .npy ({escape_control_chars(str(error)[:MAX_SHOWN])}): save a plain "
+                "array of numbers"
             ) from error
         images = channels_last(images, channels_first, "the array", file)
         super().__init__((str(path), channels_first), [file], images, None, None, "")
@@ -234,8 +235,8 @@ def read_member(path: Path, info: zipfile.ZipInfo) -> npt.NDArray[Any]:
         ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error,
     ) as error:  # fmt: skip
         raise SourceError(
-            f"{info.filename} in {path} cannot be read ({printable(str(error)[:MAX_SHOWN])}): save plain arrays, not "
-            "objects"
+            f"{info.filename} in {path} cannot be read ({escape_control_chars(str(error)[:MAX_SHOWN])}): save plain "
+            "arrays, not objects"
         ) from error
 
 

@@ -26,7 +26,7 @@ from mixview.data.sources.files import (
 from mixview.data.sources.labels import Labeled
 from mixview.data.sources.splits import parse_range, take_range
 from mixview.options import SourceOptions as SourceOptions
-from mixview.options import allows, brief, describe, hint_at
+from mixview.options import describe, is_valid, suggestion, truncated_repr
 
 IN_BUCKETS = ("webdataset", "imagefolder", "folder", "list")
 """The kinds of sources that may be in a bucket."""
@@ -129,7 +129,7 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
         spec = find_named(text)
     kind, spec = (kind, spec) if kind is not None else recognize(spec)
     if not isinstance(kind, str) or kind not in FORMATS:
-        raise SourceError(f"there is no kind of source {brief(kind)}{hint_at(kind, FORMATS)}")
+        raise SourceError(f"there is no kind of source {truncated_repr(kind)}{suggestion(kind, FORMATS)}")
     if cloud.is_cloud(text) and kind not in IN_BUCKETS:
         raise SourceError(f"a source of kind {kind} is read from a disk: copy {text} to one, and pass its path")
     return build(kind, FORMATS[kind].make, {"split": split, **options}, spec)
@@ -138,7 +138,9 @@ def open_dataset(spec: str | Path, split: str | None = None, /, *, kind: str | N
 def with_labels(spec: str | Path, split: str | None, kind: str | None, labels: Any, options: dict[str, Any]) -> Source:
     """A dataset with the labels of a file in place of its own; class folders are folders then."""
     if not isinstance(labels, str | os.PathLike):
-        raise SourceError(f"labels {brief(labels)} is not a file: pass a CSV file with the columns path and label")
+        raise SourceError(
+            f"labels {truncated_repr(labels)} is not a file: pass a CSV file with the columns path and label"
+        )
     path = str(labels) if cloud.is_cloud(labels) else Path(labels).expanduser()
     if kind is None and (cloud.is_cloud(spec) or Path(spec).is_dir()) and recognize(spec)[0] == "imagefolder":
         kind = "folder"
@@ -168,7 +170,7 @@ def build(kind: str, make: Callable[..., Source], options: dict[str, Any], *plac
         if name not in parameters:
             if name == "split":
                 raise SourceError(f"a source of kind {kind} has no splits: leave split={options['split']!r} out")
-            raise SourceError(f"a source of kind {kind} has no option {name!r}{hint_at(name, parameters)}")
+            raise SourceError(f"a source of kind {kind} has no option {name!r}{suggestion(name, parameters)}")
     if not isinstance(options.get("cache", False), bool):
         raise SourceError(
             f"where files are cached is not an option of the data (cache {str(options['cache'])!r}): set "
@@ -182,9 +184,10 @@ def check_types(kind: str, make: Callable[..., Source], options: dict[str, Any])
     """Raise if an option, as a file or a command line gives it, is of another type than the source takes."""
     hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
     for name, value in options.items():
-        if not allows(hints[name], value):
+        if not is_valid(hints[name], value):
             raise SourceError(
-                f"{name} {brief(value)} does not fit a source of kind {kind}: it must be {describe(hints[name])}"
+                f"{name} {truncated_repr(value)} does not fit a source of kind {kind}: it must be "
+                f"{describe(hints[name])}"
             )
 
 
@@ -205,7 +208,7 @@ def recognize(spec: str | Path) -> tuple[str, str | Path]:
             f"{path} is not a file that holds images: pass a folder, a list ({', '.join(LIST_SUFFIXES)}), …"
         )
     if not path.exists():
-        hint = hint_at(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
+        hint = suggestion(text, [*NAMES, "scenes"]) if os.sep not in text else ": check the path"
         raise SourceError(f"there is neither a path nor a source named {text}{hint}")
     require_folder(path)
     locations = [

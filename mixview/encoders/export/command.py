@@ -24,7 +24,7 @@ from mixview.encoders.loading import EncoderConfig
 from mixview.encoders.optional import import_optional
 from mixview.io.atomic import atomic_write
 from mixview.io.terminal import say
-from mixview.options import ROOM
+from mixview.options import NON_EMPTY
 
 FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "torch-export", "detectron2", "huggingface"]
 
@@ -68,7 +68,7 @@ class Export(EncoderConfig):
     format: FormatName = "safetensors"
     """Program that will read it: torchvision, timm, safetensors (mixview itself), onnx, torch-export, detectron2 or
     huggingface."""
-    out: Annotated[str, ROOM] = "exported"
+    out: Annotated[str, NON_EMPTY] = "exported"
     """A folder, made if need be, or the name of the file; the model card goes into it, or next to it."""
 
     def run(self) -> Path:

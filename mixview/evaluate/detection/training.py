@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from mixview.evaluate.detection.components import Target
 from mixview.evaluate.detection.targets import Sample
-from mixview.evaluate.training import Logging
 from mixview.evaluate.training_loop import SupervisedEngine
-from mixview.optim import step_decay
+from mixview.lars import step_decay
 from mixview.options import Count, NonNegative, Positive, check_options
+from mixview.runs.logging_config import LoggingConfig
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def to_device(samples: list[Sample], device: torch.device) -> tuple[list[Tensor]
 
 
 @dataclass(frozen=True)
-class DetectionLogging(Logging):
+class DetectionLogging(LoggingConfig):
     """Intervals of logging and of checkpoints, and what is kept."""
 
     eval_every: NonNegative = 0

@@ -17,7 +17,7 @@ from mixview.encoders import backbones
 from mixview.encoders.features import pick_device
 from mixview.evaluate import paper
 from mixview.extensions import require_consent
-from mixview.io.terminal import plain
+from mixview.io.terminal import to_rich_text
 from mixview.methods import Method, RunLength, Views, backward
 from mixview.mixing import mixture_generators
 from mixview.objective import Objective
@@ -27,7 +27,7 @@ from mixview.runs.progress_bar import Advance, bar
 from mixview.train.activations import peak_activations
 from mixview.train.build import build_method, build_objective
 from mixview.train.config import MixingConfig, ObjectiveName, OptimizerConfig, method_config
-from mixview.train.estimate import peak_memory, size, wait
+from mixview.train.estimate import format_bytes, peak_memory, synchronize
 from mixview.train.optim import build_optimizer
 
 OBJECTIVES: tuple[ObjectiveName, ...] = ("sim", "bsim", "wbsim")
@@ -157,10 +157,10 @@ def measure(
     seconds: dict[ObjectiveName, list[float]] = {name: [] for name in OBJECTIVES}
     for number in range(rounds + 1):
         for name, objective in objectives.items():
-            wait(device)
+            synchronize(device)
             start = time.perf_counter()
             take_step(method, optimizer, objective, views)
-            wait(device)
+            synchronize(device)
             if number:  # the first warms up
                 seconds[name].append(time.perf_counter() - start)
             advance(1)
@@ -275,7 +275,7 @@ def amounts(measured: dict[Setup, Costs], device: torch.device) -> Table:
                 what,
                 objective.upper(),
                 str(setup.batch_size),
-                size(each.memory) + ("" if each.reserved is None else f" ({size(each.reserved)})"),
+                format_bytes(each.memory) + ("" if each.reserved is None else f" ({format_bytes(each.reserved)})"),
                 f"{each.median:.3g} s",
                 f"{min(each.seconds):.3g} – {max(each.seconds):.3g}",
                 f"{each.days(setup.batch_size):.3g}",
@@ -321,7 +321,10 @@ def recorded(runs: list[ReportRun]) -> Table:
         if run.seconds and steps:
             objective, batch = (run.config.get(name, "?") for name in ("objective", "batch_size"))
             table.add_row(
-                plain(run.name), plain(f"{run.method}, {objective}"), plain(batch), f"{run.seconds / steps:.3g} s"
+                to_rich_text(run.name),
+                to_rich_text(f"{run.method}, {objective}"),
+                to_rich_text(batch),
+                f"{run.seconds / steps:.3g} s",
             )
     return table
 
@@ -362,7 +365,7 @@ def draw(measured: dict[Setup, Costs], device: torch.device, out: Path) -> list[
 def rows_of(setup: Setup, costs: Costs, device: torch.device) -> list[tuple[str, tuple[list[Bar], list[Bar]], bool]]:
     """The row of a setup and the paper's of its method: a label, bars of memory and time, whether it is the paper's."""
     base, batch = costs["sim"], setup.batch_size
-    memory = [Bar(costs[each].memory / base.memory, size(costs[each].memory)) for each in OBJECTIVES]
+    memory = [Bar(costs[each].memory / base.memory, format_bytes(costs[each].memory)) for each in OBJECTIVES]
     times = [
         f"{costs[each].days(batch):.3g} GPU days" if device.type == "cuda" else f"{costs[each].median:.3g} s per step"
         for each in OBJECTIVES

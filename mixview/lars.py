@@ -1,4 +1,4 @@
-"""What pretraining and supervised training share of optimization: LARS and step decay."""
+"""Optimization that pretraining and supervised training share: LARS and step decay."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, overload
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def step_decay(gamma: float, milestones: Iterable[float], now: float) -> float:
-    """What the learning rate is multiplied by when `now` has passed some of the milestones: gamma for each."""
+    """The factor of the learning rate when `now` has passed some of the milestones: gamma for each."""
     return float(gamma ** sum(now >= milestone for milestone in milestones))
 
 
@@ -24,7 +24,7 @@ class LARS(torch.optim.Optimizer):
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
-        momentum: of v.
+        momentum: momentum of v.
         weight_decay: wd.
         trust: the share of a layer's norm that a step of lr 1 moves it by.
         adapt: False takes r = 1: plain SGD.

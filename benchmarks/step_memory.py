@@ -1,8 +1,8 @@
-"""How much memory a device needs for a run, computed without running it: any batch, any number of devices, no GPU.
+"""The memory that a device needs for a run, computed without running it: any batch, any number of devices, no GPU.
 
     step_memory(settings, devices=8, images=1_281_167).total      # bytes per device
 
-The encoder goes forward once, on the meta device, to see what autograd would save of an image. The method then takes a
+The encoder goes forward once, on the meta device, to see what autograd would save per image. The method then takes a
 step on the CPU around a stand-in that computes nothing and saves as much, so that the passes that are alive at the same
 time are the method's own.
 """
@@ -33,7 +33,7 @@ FEW = 16
 
 
 class Memory(NamedTuple):
-    """What a device holds at the worst moment of a step, in bytes."""
+    """Memory of a device at the worst moment of a step, in bytes."""
 
     weights: int
     """Parameters and buffers of all networks, target and queue included; half-precision copies in mixed precision."""
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     views: int
     """The views of the device's part of a batch."""
     activations: int
-    """What autograd holds for the backward of one micro-batch."""
+    """Saved activations for the backward of one micro-batch."""
     reserve: int = RESERVE
 
     @property
@@ -57,9 +57,9 @@ def step_memory(settings: PretrainConfig, *, devices: int, images: int, joint: b
     """The memory that each device needs for a run with these settings.
 
     Args:
-        settings: of the run; `batch` and `size` are numbers.
-        devices: how many share a batch.
-        images: how many there are to learn from; a short queue depends on it.
+        settings: settings of the run; `batch_size` and `size` are numbers.
+        devices: number of devices that share a batch.
+        images: number of training images; a short queue depends on it.
         joint: all terms go backward together, as in the paper's own code, instead of one at a time.
     """
     if settings.batch_size == "auto" or settings.size is None:
@@ -109,7 +109,7 @@ def size_of(*tensors: Tensor) -> int:
 
 
 class EncoderCost(NamedTuple):
-    """What there is to know of an encoder in order to stand in for it."""
+    """Facts about an encoder that a stand-in needs."""
 
     feature_dim: int
     matrices: int
@@ -154,7 +154,7 @@ class StandIn(nn.Module):
 
 
 class SaveOnly(torch.autograd.Function):
-    """Features of zeros, for which so many bytes of each image are saved."""
+    """Features of zeros, for which a number of bytes is saved per image."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, weights: Tensor, saved: int, feature_dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Did it help to continue from weights? The starting weights, evaluated as epoch 0, and the encoder of now.
+"""Comparison of the starting weights, evaluated as epoch 0, with the trained encoder.
 
 compare(read_metrics("runs/first"))          # "k-NN 61.2 % → 68.9 %"
 """
@@ -37,13 +37,13 @@ def best_step(records: Records) -> int | None:
 
 
 def is_worse(records: Records) -> bool:
-    """Whether the encoder of now is worse than the starting weights."""
+    """Return True if the last evaluation is worse than that of the starting weights."""
     pairs = accuracies(records)
     return bool(pairs) and pairs[-1][1] < pairs[0][1]
 
 
-def stays_worse(records: Records) -> bool:
-    """Whether the last `PATIENCE` evaluations are worse than that of the starting weights."""
+def should_stop_early(records: Records) -> bool:
+    """Return True if the last `PATIENCE` evaluations are worse than that of the starting weights."""
     pairs = accuracies(records)
     return len(pairs) > PATIENCE and all(knn < pairs[0][1] for _, knn in pairs[-PATIENCE:])
 
@@ -58,11 +58,11 @@ def describe_start(records: Records) -> str | None:
 
 
 def compare(records: Records, kept: bool = False) -> str | None:
-    """The starting weights and the encoder of now: `k-NN 61.2 % → 68.9 %`. None if either was not evaluated.
+    """The starting weights and the last encoder in one line: `k-NN 61.2 % → 68.9 %`. None if either was not evaluated.
 
     Args:
         records: metrics of the run.
-        kept: whether the better of them has been kept by the run itself.
+        kept: True if the run itself has kept the better of them.
     """
     pairs, evaluated = accuracies(records), evaluations(records)
     if len(pairs) > 1:
