@@ -18,9 +18,6 @@ READ_FIRST = [ROOT / "README.md", NOTEBOOK, *(ROOT / "docs" / f"{name}.md" for n
 """What has to be easiest to read."""
 MAX_WORDS = {True: 30, False: 40}
 """Words of a sentence: of what is read first, and of every other document."""
-REFERENCE = {"sources.md"}
-"""Pages that are looked things up in rather than read."""
-
 BRITISH = """analyse analysed analysing artefact behaviour behaviours cancelled cancelling catalogue centre centred
     centres colour coloured colourful colours customise defence dialogue favour favourite flavour fulfil generalise
     grey greyscale honour initialise initialised initialising initialisation judgement labelled labelling learnt licence
@@ -56,8 +53,6 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, NOTEBOOK], ids=lambda path: path.name)
 def test_sentences_are_short(path: Path) -> None:
-    if path.name in REFERENCE:
-        return
     for sentence in sentences(prose(path)):
         words = len(sentence.split())
         assert words <= MAX_WORDS[path in READ_FIRST], f"{words} words: {sentence}"
