@@ -78,6 +78,7 @@ def test_words_of_the_field(path: Path) -> None:
     """An average is per something, and a difference is a difference to something."""
     text = prose(path)
     assert not re.search(r"\bless SIM\b|\b(?:images|steps|labels|pictures) a (?:second|class|step)\b", text)
+    assert not re.search(r"\bso many (?:images|steps|epochs)\b|\bone's own\b", text)
 
 
 def test_help_of_options_begins_with_a_noun_or_a_verb() -> None:
