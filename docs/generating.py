@@ -62,21 +62,25 @@ def write_all(folder: Path) -> None:
 
 
 def recipe_tables() -> str:
-    """Every recipe with its cost and the paper's figures, from the YAML files."""
-    lines = ["# Every recipe", ""]
+    """The recipes with their costs and the paper's numbers, from the YAML files."""
+    lines = ["# Recipes", ""]
     lines += [
-        "Start one with `mixview pretrain --recipe NAME --data IMAGES --out runs/NAME`; further options change it."
+        "Start one with `mixview pretrain --recipe NAME --data IMAGES --out runs/NAME`. Options change its settings.",
+        "",
     ]
-    lines += ["The figures are the paper's, of ResNet-50 on ImageNet; `mixview recipes` prints the same table.", ""]
+    lines += [
+        "The last column has the paper's numbers, of ResNet-50 on ImageNet. `mixview recipes` prints the same table.",
+        "",
+    ]
     lines += table(recipes.names())
     if detection := recipes.names(detection=True):
-        lines += ["", "## Detection", "", "Protocols of `mixview evaluate detection --recipe NAME`.", ""]
+        lines += ["", "## Detection", "", "Use them with `mixview evaluate detection --recipe NAME`.", ""]
         lines += table(detection)
     return "\n".join(lines) + "\n"
 
 
 def table(names: list[str]) -> list[str]:
-    lines = ["| recipe | what | cost | the paper's figures |", "|---|---|---|---|"]
+    lines = ["| recipe | description | cost | numbers in the paper |", "|---|---|---|---|"]
     for name in names:
         about = recipes.read(name).about
         cells = [f"`{name}`", *(str(about.get(key, "")).replace("|", "\\|") for key in ("what", "cost", "paper"))]
@@ -85,12 +89,12 @@ def table(names: list[str]) -> list[str]:
 
 
 def protocol_page() -> str:
-    """Every evaluation protocol with its own options, from the classes."""
-    lines = ["# Every protocol", ""]
+    """The evaluation protocols with their own options, from the classes."""
+    lines = ["# Evaluation protocols", ""]
     lines += [
         "Run one with `mixview evaluate NAME ENCODER --data IMAGES`. [Evaluation](../evaluation.md) explains them."
     ]
-    lines += ["Options that all protocols share are in [the commands](commands.md).", ""]
+    lines += ["[Commands](commands.md) lists the options that all protocols share.", ""]
     shared = {field.name for field in fields(Protocol)}
     for name in PROTOCOLS.names():
         protocol = PROTOCOLS.load(name)
@@ -99,13 +103,13 @@ def protocol_page() -> str:
 
 
 def method_page() -> str:
-    """Every method and mixer with its options, from the classes."""
-    lines = ["# Every method and mixer", ""]
-    lines += ["Choose a method with `--method NAME` and set its options with `--method.OPTION`.", ""]
+    """The methods and mixers with their options, from the classes."""
+    lines = ["# Methods and mixers", ""]
+    lines += ["Choose a method with `--method NAME`, and set its options with `--method.OPTION`.", ""]
     for name in METHODS.names():
         config = METHODS.load(name)
         lines += [f"## {name}", "", description_of(config), "", *options_table(config, set()), ""]
-    lines += ["## Mixers", "", "Choose a mixer with `--mixing.mixer NAME`.", "", "| name | what it does |", "|---|---|"]
+    lines += ["## Mixers", "", "Choose a mixer with `--mixing.mixer NAME`.", "", "| name | mixture |", "|---|---|"]
     lines += [f"| `{each.name}` | {plain(each.summary)} |" for each in MIXERS.builtins.values()]
     return "\n".join(lines) + "\n"
 
@@ -118,7 +122,7 @@ def options_table(target: type[Any], left_out: set[str]) -> list[str]:
         for field in fields(target)
         if field.name not in left_out
     ]
-    return ["| option | default | what it is |", "|---|---|---|", *rows] if rows else ["It has no options of its own."]
+    return ["| option | default | meaning |", "|---|---|---|", *rows] if rows else ["It has no options of its own."]
 
 
 def default_of(field: Field[Any]) -> str:
@@ -135,7 +139,7 @@ def plain(text: str) -> str:
 
 def command_page() -> str:
     """The help of every command, as the program prints it."""
-    lines = ["# Every command", "", "```text", help_of().rstrip(), "```", ""]
+    lines = ["# Commands", "", "```text", help_of().rstrip(), "```", ""]
     for words in command_names():
         lines += [f"## mixview {words}", "", "```text", help_of(*words.split()).rstrip(), "```", ""]
     return "\n".join(lines)
@@ -150,7 +154,7 @@ def command_names() -> list[str]:
 
 
 def help_of(*words: str) -> str:
-    """What `mixview ... --help` prints on a terminal of 80 columns."""
+    """The text that `mixview ... --help` prints on a terminal of 80 columns."""
     text = io.StringIO()
     columns = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "80"
@@ -171,7 +175,7 @@ def slug(name: str) -> str:
 
 
 def package_pages() -> dict[str, str]:
-    """What each package declares, from the docstrings."""
+    """The names that each package declares, from the docstrings."""
     pages = {}
     described: set[int] = set()  # some names are declared by two packages
     for title, package in PACKAGES.items():

@@ -32,9 +32,9 @@ class Comparison(NamedTuple):
     """A row of a study beside the row that it is compared with."""
 
     setting: str
-    """What the runs have in common, in words."""
+    """Description of the settings that the runs share."""
     against: str
-    """What the comparison is, in words."""
+    """Description of the comparison."""
     study: str
     method: str
     objective: str
@@ -78,7 +78,7 @@ def read(study: str) -> list[tables.Row]:
 
 
 def find(each: Comparison, objective: str, epochs: int | None = None) -> tables.Row:
-    """The row of an objective; of several lengths, the one of so many epochs."""
+    """The row of an objective; of several lengths, the one with this number of epochs."""
     rows = [row for row in read(each.study) if (row.method, row.objective) == (each.method, objective)]
     (row,) = [row for row in rows if len(rows) == 1 or row.runs[0].epochs == epochs]
     return row
@@ -107,7 +107,7 @@ def table() -> str:
 
 
 def fill(text: str) -> str:
-    """A page with its table as the results have it now."""
+    """The page with its table made from the current results."""
     return re.sub(f"(?<={START}\n).*?(?=\n{END})", lambda _: table(), text, flags=re.DOTALL)
 
 
@@ -130,7 +130,7 @@ def draw_methods(path: Path) -> None:
 
 
 def draw_epochs(path: Path) -> None:
-    """What BSIM gains over SIM, over the number of times that the images are seen."""
+    """BSIM minus SIM over the number of epochs."""
     chosen = [each for each in COMPARISONS if each.study == "crossover"]
     figure, axes = plt.subplots(figsize=(7, 3))
     epochs = [each.epochs for each in chosen]

@@ -2,9 +2,8 @@
 
     python examples/demo.py --out demo
 
-Two runs of `mixview pretrain`, one per core; then both encoders, a random one and raw pixels are evaluated on held-out
-scenes, by k-NN and, but for the pixels, linearly (`mixview evaluate`), and `mixview report` makes a page of it:
-demo/report.html.
+Starts two runs of `mixview pretrain`, one per core. Then evaluates both encoders, a random one and raw pixels on
+held-out scenes: by k-NN and (except for the pixels) with a linear classifier. `mixview report` writes demo/report.html.
 """
 
 import argparse
@@ -36,7 +35,7 @@ def pretrain(objective: str, options: argparse.Namespace) -> subprocess.Popen[by
 
 
 def wait(runs: dict[str, subprocess.Popen[bytes]], options: argparse.Namespace) -> None:
-    """Show how far the runs are."""
+    """Show the progress of the runs, until they end."""
     with Progress() as progress:
         bars = {name: progress.add_task(name, total=options.epochs) for name in runs}
         while any(run.poll() is None for run in runs.values()):
@@ -52,7 +51,7 @@ def wait(runs: dict[str, subprocess.Popen[bytes]], options: argparse.Namespace) 
 
 
 def evaluate(encoder: str, folder: Path, options: argparse.Namespace, linear: bool = True, **more: str) -> list[Result]:
-    """k-NN and a linear classifier on scenes that no run has seen; the results are kept in a folder."""
+    """Evaluate by k-NN and a linear classifier on scenes that no run has seen, and store the results in a folder."""
     common = {"encoder": encoder, "data": "scenes", "data_options": {"count": options.count}, "workers": 0, **more}
     knn = KNN(**common)
     context = knn.open()

@@ -17,8 +17,8 @@ from mixview.methods import Targets, moco_v2
 WIDTH = 64
 
 
-class PretrainConfig(lightning.LightningModule):
-    """MoCo v2 with mixed views. The terms go backward together here, which is what the Trainer's own loop expects."""
+class MixedMoCo(lightning.LightningModule):
+    """MoCo v2 with mixed views. All terms share one backward pass here, as the Trainer's own loop expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class PretrainConfig(lightning.LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: object) -> None:
-        if self.global_step > self.advanced:  # once an optimizer step, also when gradients accumulate
+        if self.global_step > self.advanced:  # once per optimizer step, also when gradients accumulate
             self.advanced = self.global_step
             self.method.update(*self.targets, progress=self.global_step / self.trainer.estimated_stepping_batches)
             self.targets.clear()
@@ -56,7 +56,7 @@ def main() -> None:
     train, test = stripes.draw(2048, generator), stripes.draw(500, generator)
     pairs = TensorDataset(*(stripes.augment(train[0].repeat(2, 1, 1, 1), generator) for _ in range(2)))
     loader = DataLoader(pairs, batch_size=128, shuffle=True, drop_last=True)
-    pretraining = PretrainConfig()
+    pretraining = MixedMoCo()
     before = stripes.nearest_neighbor_accuracy(pretraining.method.encoder, train, test)
     trainer = lightning.Trainer(
         max_epochs=options.epochs,

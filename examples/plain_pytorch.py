@@ -2,8 +2,8 @@
 
     python examples/plain_pytorch.py --out demo
 
-Prints how often the nearest neighbor has the right class, for both, a random encoder and raw pixels, and leaves a
-picture of views and mixtures.
+Prints how often the nearest neighbor has the right class: for both objectives, a random encoder and raw pixels. Also
+draws a picture of views and mixtures.
 """
 
 import argparse
@@ -21,7 +21,7 @@ WIDTH = 64
 
 
 def pretrain(images: Tensor, objective: Objective, steps: int, seed: int = 0, batch_size: int = 128) -> nn.Module:
-    """The whole of a training loop. Lines 3 to 5 of its body are all that is mixview's."""
+    """A complete training loop. `objective.draw`, `backward` and `method.update` are mixview's; the rest is PyTorch."""
     torch.manual_seed(seed)
     method = SimCLR(stripes.small_encoder(WIDTH), WIDTH, temperature=0.2)
     optimizer = torch.optim.AdamW(method.parameters(), lr=2e-3)
@@ -40,7 +40,7 @@ def pretrain(images: Tensor, objective: Objective, steps: int, seed: int = 0, ba
 
 
 def picture(images: Tensor, path: Path) -> None:
-    """Rows: views, CutMix and Mixup of them."""
+    """Draw rows of views, and of their mixtures by CutMix and Mixup."""
     generator = torch.Generator().manual_seed(0)
     view = stripes.augment(images[:8], generator)
     rows = [view, *(mixer(lam_per="image").draw(view, generator)(view) for mixer in (CutMix, Mixup))]
@@ -51,7 +51,7 @@ def picture(images: Tensor, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=120, help="optimizer steps for each objective")
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="where the picture goes")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the picture")
     options = parser.parse_args()
 
     generator = torch.Generator().manual_seed(1)

@@ -1,7 +1,7 @@
-"""Images that the examples learn from, drawn on the spot: stripes of some direction in random colors, width and place.
+"""Images for the examples: stripes in one of eight directions, with random colors, widths and positions.
 
-The class is the direction. Color and place say nothing about it, so raw pixels are of little use; a network that has
-learned to see directions tells the classes apart.
+The class is the direction. Colors and positions say nothing about it, so raw pixels are of little use. A network that
+has learned to see directions can tell the classes apart.
 """
 
 import math
@@ -15,7 +15,7 @@ SIZE = 24
 
 
 def draw(count: int, generator: torch.Generator, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Images [count, 3, size, size] in [0, 1], and their classes."""
+    """Draw images [count, 3, size, size] in [0, 1], with their classes."""
     labels = torch.arange(count) % CLASSES
     angle = (labels + 0.6 * torch.rand(count, generator=generator)) * (math.pi / CLASSES)
     wave = 2 * math.pi * (2 + 4 * torch.rand(count, generator=generator)) / size
@@ -29,7 +29,7 @@ def draw(count: int, generator: torch.Generator, size: int = 32) -> tuple[Tensor
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """A view of each image: a random crop, new colors, noise. No flip: it would change the direction."""
+    """Make a view of each image: a random crop, new colors, noise. No flip: it would change the direction."""
     count, room = len(images), images.shape[-1] - SIZE
     top, left = torch.randint(0, room + 1, (2, count, 1), generator=generator)
     rows, columns = top + torch.arange(SIZE), left + torch.arange(SIZE)
@@ -56,7 +56,7 @@ def small_encoder(width: int = 64) -> nn.Module:
 
 @torch.no_grad()
 def nearest_neighbor_accuracy(encoder: nn.Module, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> float:
-    """The share of test images whose nearest training image, by cosine, is of their class."""
+    """Accuracy when a test image gets the class of its nearest training image, by cosine similarity."""
     encoder.eval()
     bank, queries = (F.normalize(encoder(images - 0.5), dim=1) for images in (train[0], test[0]))
     nearest = train[1][(queries @ bank.T).argmax(1)]

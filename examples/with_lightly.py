@@ -1,4 +1,4 @@
-"""lightly's own SimCLR, made SimCLR-BSIM: the building blocks are lightly's, the marked lines are mixview's.
+"""SimCLR from lightly's documentation, with mixtures (SimCLR-BSIM): the lines marked `# mixview` are new.
 
 python examples/with_lightly.py
 """
@@ -18,7 +18,7 @@ WIDTH = 64
 
 
 class SimCLR(nn.Module):
-    """As in lightly's documentation."""
+    """The model of lightly's documentation."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
