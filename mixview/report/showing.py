@@ -11,7 +11,7 @@ from PIL import Image
 from mixview.data.contact_sheet import caption, to_rgb
 from mixview.data.dataset import ImageDataset, decoder_for, find_range
 from mixview.data.decode import Decoder, largest_factor
-from mixview.data.sources.base import BadImage, Pixels, Source, SourceError
+from mixview.data.sources.base import BadImage, Pixels, Source, SourceError, even_indices
 from mixview.data.sources.files import names_cloud
 from mixview.data.sources.fingerprint import explain_change
 from mixview.data.sources.registry import open_dataset, other_parts
@@ -166,7 +166,7 @@ def shorten(name: str) -> str:
 def original_images(run: ReportRun, data: Data, count: int) -> list[Pixels]:
     """The images whose views the picture of a run shows (see `Monitor`), as they are before they are augmented."""
     source = data.train
-    indices = np.linspace(0, len(source) - 1, min(len(source), 256)).astype(int)[:count].tolist()
+    indices = even_indices(len(source), 256)[:count].tolist()
     value_range = find_range(source, str(run.config.get("value_range") or "auto"), quiet=True)
     dataset = ImageDataset(source, decoder_for(int(run.config.get("channels") or 3), value_range, eight_bits=True))
     return [to_rgb(dataset[index].pixels) for index in indices]

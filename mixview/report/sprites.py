@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from mixview.data.contact_sheet import crop
-from mixview.data.sources.base import Pixels
+from mixview.data.sources.base import Pixels, even_indices
 
 SIDES = (96, 80, 64, 48, 40, 32, 24, 16)
 """Sides of a tile, tried in this order until the sheets are light enough."""
@@ -35,7 +34,7 @@ def make_sprites(pictures: Sequence[Pixels], budget: int) -> Sprites:
     sides = [side for side in SIDES if side <= largest] or [SIDES[-1]]
     if largest < SIDES[0] and largest not in sides:
         sides.insert(0, largest)  # as they are
-    sample = [pictures[index] for index in np.linspace(0, len(pictures) - 1, min(len(pictures), 128)).astype(int)]
+    sample = [pictures[index] for index in even_indices(len(pictures), 128)]
     for side in sides:
         weight = len(encode_sheet(sample, side, grid(len(sample)))) * len(pictures) / len(sample)
         if weight <= budget or side == sides[-1]:

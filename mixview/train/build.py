@@ -20,7 +20,7 @@ from mixview.data.augment.policies import Normalize, Policy, load_policy
 from mixview.data.dataset import MODES, SMALL_IMAGE_SIZE, ImageDataset, decoder_for, find_range, natural_size
 from mixview.data.image_cache import CacheFolder, ShrunkImages, default_size
 from mixview.data.loader import EpochSampler, default_workers, view_loader
-from mixview.data.sources.base import BadImage, Source, SourceError
+from mixview.data.sources.base import BadImage, Source, SourceError, even_indices
 from mixview.data.sources.registry import open_dataset
 from mixview.distributed import synchronize_batch_norm
 from mixview.encoders import backbones
@@ -211,9 +211,9 @@ def full_name(backbone: str) -> str:
 
 def measure_normalize(images: ImageDataset) -> Normalize:
     """Mean and standard deviation of each channel over all pixels of a sample of images."""
-    count = min(len(images), MEASURED_IMAGES)
     sums: list[npt.NDArray[np.float64]] = []
-    for index in np.linspace(0, len(images) - 1, count).astype(int).tolist():
+    indices = even_indices(len(images), MEASURED_IMAGES).tolist()
+    for index in indices:
         pixels = images[index].pixels
         values = pixels.reshape(-1, pixels.shape[2]).astype(np.float64) / (255 if pixels.dtype == np.uint8 else 1)
         sums.append(np.stack([np.full(values.shape[1], len(values)), values.sum(0), np.square(values).sum(0)]))
@@ -222,8 +222,8 @@ def measure_normalize(images: ImageDataset) -> Normalize:
     std = np.sqrt(np.maximum(second / number - mean**2, 0))
     if not (std > 1e-6).all():
         raise SourceError(
-            f"channel {int(np.argmin(std))} has the same value in all pixels of {count} images, by which nothing can "
-            "be normalized: pass --normalize MEAN,STD, or use images that differ"
+            f"channel {int(np.argmin(std))} has the same value in all pixels of {len(indices)} images, by which "
+            "nothing can be normalized: pass --normalize MEAN,STD, or use images that differ"
         )
     return Normalize(tuple(round(float(each), 6) for each in mean), tuple(round(float(each), 6) for each in std))
 

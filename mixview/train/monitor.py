@@ -13,7 +13,7 @@ from torchvision.utils import make_grid, save_image
 from mixview.data.augment.policies import Policy
 from mixview.data.dataset import ImageDataset
 from mixview.data.loader import ViewDataset, to_tensor
-from mixview.data.sources.base import Source, SourceError
+from mixview.data.sources.base import Source, SourceError, even_indices
 from mixview.data.sources.identity import content_hashes, find_shared
 from mixview.data.sources.registry import open_dataset, other_parts
 from mixview.data.sources.splits import Subset, drop_unlabeled, hold_out_labeled, take_evenly, take_fraction, without
@@ -166,8 +166,7 @@ class Monitor:
         self.knn = knn
         self.normalize = policy[0].normalize
         self.size = policy[0].size
-        count = min(len(images), 256)
-        indices = np.linspace(0, len(images) - 1, count).astype(int).tolist()
+        indices = even_indices(len(images), 256).tolist()
         views, _ = ViewDataset(images, policy, seed, exact_decoding=exact_decoding).__getitems__(
             [(0, index) for index in indices]
         )

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mixview.data.contact_sheet import COLORS, INK, Row, contact_sheet, draw_objects, to_rgb
 from mixview.data.dataset import ImageDataset, decoder_for, find_range
-from mixview.data.sources.base import Objects, Pixels, Source
+from mixview.data.sources.base import Objects, Pixels, Source, even_indices
 from mixview.evaluate.detection.inference import Predictions
 from mixview.evaluate.detection.metrics import Floats, Rle, library
 
@@ -24,7 +24,7 @@ def draw_predictions(
 ) -> Image.Image:
     """A sheet of `count` images, evenly over the test images: annotations above, detections below."""
     images = ImageDataset(source, decoder_for(channels, find_range(source), eight_bits=True))
-    chosen = np.unique(np.linspace(0, len(predictions.indices) - 1, count).astype(int)).tolist()
+    chosen = even_indices(len(predictions.indices), count).tolist()
     annotated, detected, names, counts = [], [], [], []
     for place in chosen:
         picture = to_rgb(images.decode(predictions.indices[place]))

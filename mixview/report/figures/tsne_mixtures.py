@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from mixview.data.contact_sheet import to_rgb
-from mixview.data.sources.base import Pixels
+from mixview.data.sources.base import Pixels, even_indices
 from mixview.data.sources.splits import Subset, take_fraction
 from mixview.encoders.loading import LoadedEncoder
 from mixview.encoders.search import nearest
@@ -95,7 +95,7 @@ def draw_tsne_mixtures(
         raise ValueError(
             f"this figure needs {COUNT} images, and {some.description} has {len(candidates)}: pass others as --data"
         )
-    chosen = np.linspace(0, len(some.source) - 1, COUNT).astype(np.int64)
+    chosen = even_indices(len(some.source), COUNT)
     source, pictures = Subset(some.source, chosen), [some.pictures[index] for index in chosen]
     recipe, work = Recipe(mixer, lam, seed), Work(device, workers)
     figure = new_figure(5.2 * len(runs), 6.9)
