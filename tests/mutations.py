@@ -82,8 +82,8 @@ MUTATIONS: list[Mutation] = [
         ("(difference @ b).square().sum()) / 2", "(difference @ b).square().sum())"),
         ("self.mix_regularizer * self.lambda_bt", "self.mix_regularizer", "::test_ten_steps_of_mixed_barlow_twins"),
         (
-            "torch.lerp(shuffled, first, lam)",
-            "torch.lerp(first, shuffled, lam)",
+            "torch.lerp(shuffled, first, lam.to(first, non_blocking=True))",
+            "torch.lerp(first, shuffled, lam.to(first, non_blocking=True))",
             "::test_ten_steps_of_mixed_barlow_twins",
         ),
         ("return loss * world_size()", "return loss", "tests/test_distributed.py"),

@@ -176,7 +176,7 @@ def as_tensor(
         image: any image.
         channels: the number of channels of the encoder.
         value_range: black and white of files of more than 8 bits.
-        choose_factor: is asked by how much a file may be decoded smaller.
+        choose_factor: the function that says by how much a file may be decoded smaller.
     """
     mode: Mode = MODES.get(channels, "stored")
     if isinstance(image, Tensor):

@@ -37,7 +37,7 @@ class Recipe(NamedTuple):
 
     name: str
     about: dict[str, str]
-    """what, cost, paper: for people; hardware, such as 8 × V100-32GB, which is its base's where it says nothing."""
+    """Text for people (`what`, `cost`, `paper`), and `hardware`, such as 8 × V100-32GB, by default that of its base."""
     settings: dict[str, Any]
     """Fields of `mixview.train.config.PretrainConfig`, or of `mixview.evaluate.detection.protocol.Detection`."""
 

@@ -67,7 +67,7 @@ def test_a_library_says_what_its_weights_were_normalized_by() -> None:
     ("settings", "message"),
     [
         ({"normalize": "0.5,0.5,0.5"}, "--normalize '0.5,0.5,0.5' has 3 numbers: pass as many means"),
-        ({"normalize": "0.5,0.5,0.2,0.2"}, "has 2 means .* and the images have 3 channels: give one of each, or 3"),
+        ({"normalize": "0.5,0.5,0.2,0.2"}, "has 2 means .* and the images have 3 channels: pass one of each, or 3"),
         ({"normalize": "imagnet"}, "--normalize 'imagnet' is not a normalization: pass imagenet, weights, measured"),
         ({"normalize": "0.5,0"}, "--normalize normalize.std must be"),
         ({"normalize": "weights"}, "--normalize weights needs weights to start from"),
