@@ -94,7 +94,9 @@ class Detection(TrainingConfig, Protocol):
     multi_label: ClassVar[bool] = True
     needs_network: ClassVar[bool] = True
     needs_folder: ClassVar[bool] = True
-    runtime_options: ClassVar[frozenset[str]] = MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
+    runtime_options: ClassVar[frozenset[str]] = (
+        training.MAY_CHANGE | NOT_OF_A_TRIAL | {"batch_size", "iterations", "lr"}
+    )
 
     def evaluate(self, context: EvalContext) -> Iterable[tuple[str, float]]:
         library()

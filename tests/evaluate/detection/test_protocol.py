@@ -92,6 +92,7 @@ def test_trials_are_results_of_their_own_shown_as_mean_and_std(whole: Path) -> N
     assert [result.seed for result in found] == [0, 1]
     assert {result.protocol for result in found} == {"detection"}
     assert {result.settings["recipe"] for result in found} == {"small-c4"}
+    assert {result.settings["precision"] for result in found} == {"32-true"}
     rows = {row.metric: row for row in results.summarize(found)}
     assert rows["AP50"].runs == 2
     assert rows["AP50"].std is not None
