@@ -53,12 +53,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/scenes.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/photographs.py
+	$(BIN)/python benchmarks/decoding.py
 	$(BIN)/python benchmarks/embedding.py
+	$(BIN)/python benchmarks/embedding.py --phone --images 64
 	$(BIN)/python benchmarks/cached_pretraining.py
 	$(BIN)/python benchmarks/pretraining.py
 	$(BIN)/python benchmarks/end_to_end.py
 	$(BIN)/python benchmarks/learning.py
-	$(BIN)/python benchmarks/learning.py --data cifar10 --size 16
+	$(BIN)/python benchmarks/learning.py --data cifar10 --size 16 --epochs 60
 	$(BIN)/python benchmarks/distillation.py
 	$(BIN)/python benchmarks/continuing.py
 	$(BIN)/python benchmarks/bit_depth.py
