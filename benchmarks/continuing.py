@@ -1,8 +1,9 @@
 """Does it help to continue from weights of other images? Starting point, continued, and from scratch, side by side.
 
     MIXVIEW_DATA=… python benchmarks/continuing.py [--sets imagenette voc2007] [--seeds 3] [--images 8000]
+                                              [--first_images 40000]
 
-For every seed an encoder is pretrained on CIFAR-10 (`small/cpu-simclr`), and then continued on the training part of
+For every seed an encoder is pretrained on CIFAR-10 (`small/cpu-simclr`) for longer, and then continued on the training part of
 each set (`continue/cpu-small`); another starts from scratch there and sees as many images in as many steps of the same
 network, which is the same time. All three are evaluated on the test part, which none has seen: k-NN and a linear
 classifier, SVMs where images have several classes, and segmentation on the masks of scenes. Every metric is printed,
@@ -47,11 +48,11 @@ def arguments(out: Path, data: str, split: str | None, recipe: str, seed: int, e
     return ["--no_monitor.estimate", *(text for name, value in settings.items() for text in (f"--{name}", str(value)))]
 
 
-def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, options: argparse.Namespace) -> Path:
+def pretrain(out: Path, data: str, split: str | None, recipe: str, seed: int, images: int) -> Path:
     """One `mixview pretrain` in a process of its own; a run that was finished before is taken as it is."""
     if (out / "status.json").is_file() and json.loads((out / "status.json").read_text())["state"] == "finished":
         return out
-    epochs = max(2, round(options.images / len(open_dataset(data, split))))  # the first is warm-up
+    epochs = max(2, round(images / len(open_dataset(data, split))))  # the first is warm-up
     command = [sys.executable, "-m", "mixview", "pretrain", *arguments(out, data, split, recipe, seed, epochs)]
     done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=8000, help="that each run sees, over all epochs")
+    parser.add_argument("--first_images", type=int, default=40_000, help="that the starting points have seen")
     parser.add_argument("--first", default="train[:4000]", help="part of CIFAR-10 to start from")
     parser.add_argument("--scenes", type=int, default=400, help="scenes of the segmentation")
     parser.add_argument("--folder", help="keep runs here, and go on with those that are there")
@@ -108,13 +110,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.folder or temporary)
         for seed in range(options.seeds):
-            pretrain(folder / f"first-{seed}", "cifar10", options.first, "small/cpu-simclr", seed, options)
+            pretrain(folder / f"first-{seed}", "cifar10", options.first, "small/cpu-simclr", seed, options.first_images)
         for name in options.sets:
             rows = []
             for seed in range(options.seeds):
                 encoders = [folder / f"first-{seed}"]
                 for what, recipe in (("continued", "continue/cpu-small"), ("scratch", "small/cpu-simclr")):
-                    encoders.append(pretrain(folder / f"{name}-{what}-{seed}", name, None, recipe, seed, options))
+                    encoders.append(
+                        pretrain(folder / f"{name}-{what}-{seed}", name, None, recipe, seed, options.images)
+                    )
                 times = ", ".join(f"{cpu_seconds(each):.0f}" for each in encoders)
                 print(f"{name}, seed {seed}: CPU seconds {times}; {compare(read_metrics(encoders[1]))}", flush=True)
                 rows.append(tuple(measure(each, name, seed, options) for each in encoders))
