@@ -6,8 +6,8 @@
 For every seed an encoder is pretrained on CIFAR-10 (`small/cpu-simclr`) for longer, and then continued on the training
 part of each set (`continue/cpu-small`); another starts from scratch there and sees as many images in as many steps of
 the same network, which is the same time. All three are evaluated on the test part, which none has seen: k-NN and a
-linear classifier, SVMs where images have several classes, and segmentation on the masks of scenes. Every metric is printed,
-whichever way it falls; the last columns count the seeds in which the continued encoder is ahead.
+linear classifier, SVMs where images have several classes, and segmentation on the masks of scenes. Every metric is
+printed, whichever way it falls; the last columns count the seeds in which the continued encoder is ahead.
 """
 
 import argparse
